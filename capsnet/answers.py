@@ -171,7 +171,7 @@ class ModelVersion(ShortRepr):
         device: cpu, cuda or tensorrt; None if it is not loaded.
         provider: ONNX Runtime's execution provider; None if it is not loaded.
         digest: of its bundle; None if it is not loaded.
-        reason: why it is not served, if so.
+        reason: why it is not served, or why the changed files of a loaded one would not be; None otherwise.
         manifest: of its bundle, with `class_names` and more; only from `Client.model`.
     """
 

@@ -30,7 +30,7 @@ from capsnet.answers import (
     Segmentation,
 )
 from capsnet.base_client import BATCH, CONCURRENCY, BaseClient, check_stream
-from capsnet.errors import CapsnetError, unreachable
+from capsnet.errors import CapsnetError, undecodable, unreachable
 from capsnet.exchange import Exchange, Request, advance, params
 from capsnet.explanations import Explanation
 from capsnet.in_order import in_order
@@ -229,6 +229,9 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
             response = await self._http.request(
                 request.method, request.path, params=request.params, **request.body
             )
+        except httpx.DecodingError as error:
+            self._contact.made = True
+            raise undecodable(error) from None
         except httpx.RequestError as error:
             raise unreachable(error) from None
         return self._check(response)

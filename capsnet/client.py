@@ -31,7 +31,7 @@ from capsnet.answers import (
     Segmentation,
 )
 from capsnet.base_client import BATCH, CONCURRENCY, BaseClient, check_stream
-from capsnet.errors import CapsnetError, unreachable
+from capsnet.errors import CapsnetError, undecodable, unreachable
 from capsnet.exchange import Exchange, Params, Request, advance, params
 from capsnet.explanations import Explanation
 from capsnet.picture_requests import Preprocess
@@ -46,8 +46,9 @@ class Client(BaseClient[httpx.Client]):
     """A blocking client; threads may share it. Close it, or use it in a `with` statement.
 
     Every method raises CapsnetError if the service refuses the request; its subclass UnreachableError if
-    there is no response; ValueError for arguments that cannot be sent; and OSError for files that cannot be
-    read. While the service is overloaded or away, requests are first repeated according to `retry`.
+    there is no response; ValueError or TypeError for arguments that cannot be sent; and OSError for files
+    that cannot be read. While the service is overloaded or away, requests are first repeated according to
+    `retry`.
 
     Args:
         url: of the service, including the path in front of its routes if a proxy adds one.
@@ -356,6 +357,9 @@ class Client(BaseClient[httpx.Client]):
     def _send(self, request: Request) -> httpx.Response:
         try:
             response = self._http.request(request.method, request.path, params=request.params, **request.body)
+        except httpx.DecodingError as error:
+            self._contact.made = True
+            raise undecodable(error) from None
         except httpx.RequestError as error:
             raise unreachable(error) from None
         return self._check(response)

@@ -8,6 +8,7 @@ import orjson
 
 NO_TYPE = "about:blank"  # RFC 9457: the problem is what its status says
 INTERNAL_ERROR = "/problems/internal-error"  # a bug in the service
+INVALID = "Invalid response from the server"
 SHOWN = 200  # characters of a response that is no problem+json
 
 
@@ -15,7 +16,7 @@ class CapsnetError(Exception):
     """The service refused a request, could not be reached, or is no capsnet service.
 
     Attributes:
-        status: the HTTP status; None without a response.
+        status: the HTTP status; None without a response that can be read.
         type: stable, such as `/problems/unknown-model`; `about:blank` if the response has none.
         title: the type in words.
         detail: what was expected, what came and what to do.
@@ -112,10 +113,16 @@ def invalid_response(response: httpx.Response, reason: str) -> CapsnetError:
     return CapsnetError(
         response.status_code,
         NO_TYPE,
-        "Invalid response from the server",
+        INVALID,
         f"{_shown(response.url)}: {reason}; is it a capsnet service?",
         request_id(response),
     )
+
+
+def undecodable(error: httpx.DecodingError) -> CapsnetError:
+    """The error of a response that is not compressed as its Content-Encoding says."""
+    reason = f"it cannot be decompressed: {error}"
+    return CapsnetError(None, NO_TYPE, INVALID, f"{_shown(error.request.url)}: {reason}")
 
 
 def _shown(url: httpx.URL) -> httpx.URL:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from service.models.repository import Repository
     from service.state import Service
 
-QUEUED_PER_REPLICA = 16  # images; as many as a batch is collected up to
+QUEUED_PER_REPLICA = 16  # images; up to so many, one thread takes all that wait
 QUEUED = "queued_images"
 LOST = "the replica that had this request ended before it answered; send it again"
 
@@ -87,7 +87,7 @@ def replicas_for_queue(context: AutoscalingContext) -> tuple[int, dict[str, Any]
     name="capsnet",
     max_ongoing_requests=1000,  # the replica itself knows when it is overloaded
     health_check_period_s=5,
-    graceful_shutdown_timeout_s=40,  # longer than a request may take
+    graceful_shutdown_timeout_s=40,  # longer than CAPSNET_DEADLINE_MS is by default
 )
 @serve.ingress()
 class Capsnet:

@@ -17,8 +17,8 @@ from service.observability.timings import end_part
 Fields = TypeVar("Fields", bound=BaseModel)
 Headers = Iterable[tuple[bytes, bytes]]
 
-# The most that a request needs is half of it: a pose of 4,096 values, as many perturbations of two each, and
-# as many dimensions of a sweep. In memory a value takes dozens of times the bytes it has in a body.
+# More than twice what a request needs: a pose of 4,096 values and as many perturbations of two each. In
+# memory a value takes dozens of times the bytes it has in a body.
 JSON_VALUES = 32_768
 INLINE_FORM_BYTES = 16_384  # parsed on the event loop; a hostile form of this size takes 3 ms
 

@@ -70,13 +70,13 @@ class Engine:
         Exclusive or not, it runs with one worker's share of the cores.
 
         Raises:
-            NoExplainGraphError: the encoder's file has been written over since it was loaded.
+            NoExplainGraphError: the graph cannot be loaded any more; see `ExplainSession.run`.
         """
         assert self.explainer is not None
         return self.explainer.run(pixels)
 
     def close(self) -> None:
-        """Free the sessions, after the last call of `encode` and `decode`. Blocks."""
+        """Free the sessions on a GPU, after the last call of `encode` and `decode`; does not wait."""
         for session in (*self.encoder.all, self.decoder):
             if isinstance(session, GpuSession):
                 session.close()

@@ -66,7 +66,8 @@ class ExplainSession:
         """Pixels [N, H, W, C] in 0-1 to the graph's outputs in the order of `names`, [N, ...] each. Blocks.
 
         Raises:
-            NoExplainGraphError: the encoder's file has been written over since it was loaded.
+            NoExplainGraphError: the encoder's file has been written over since it was loaded, or cannot be
+                read, or the graph cannot be loaded.
         """
         with self._lock:
             self._opened = self._opened or self._open_again()

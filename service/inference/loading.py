@@ -38,23 +38,22 @@ def load_engine(bundle: Path, model: str, options: EngineOptions) -> Engine:
 
     Raises:
         BundleError: the bundle is not what its manifest says, or cannot be served.
-        DeviceError: an explicit device is not available.
+        DeviceError: the requested device is not available.
     """
     manifest = _read_manifest_of(bundle, model)
     graphs = _read_graphs(bundle, manifest)
     samples = read_samples(read_checked(bundle, manifest.samples), manifest)
-    last_error: DeviceError | None = None
-    for device in candidates(options.device, ort.get_available_providers(), options.precision):
+    devices = candidates(options.device, ort.get_available_providers(), options.precision)
+    for device in devices:
         try:
             engine = _open_checked(graphs, samples, manifest, device, options)
         except DeviceError as error:
-            if options.device != "auto":
+            if device == devices[-1]:
                 raise
-            last_error = error
             log.warning("%s; trying the next best device", error)
         else:
             return _with_explainer(engine, bundle, graphs, samples, options)
-    raise last_error or DeviceError("no device is available")  # the CPU is always among the candidates
+    raise AssertionError("there is always a candidate")
 
 
 def check_bundle(bundle: Path, model: str) -> Manifest:

@@ -1,8 +1,7 @@
 """Which graph runs a batch of the encoder, and with how many threads: the sessions, by cores and batch size.
 
 On a CPU a bundle's encoder may have faster variants. Which of them is fastest depends on the size of the
-batch and on whether it has all cores to itself. `graph_cache` has them derived and measured; no other file of
-the service knows that there are any.
+batch and on whether it has all cores to itself. `graph_cache` has them derived and measured.
 """
 
 import functools
@@ -101,7 +100,7 @@ class SessionPool:
             decoder: the bundle's; empty for none.
 
         Raises:
-            OSError: no process can be started.
+            OSError: no process can be started, or it failed.
             TimeoutError: it took longer than `graph_cache.DERIVE_S`.
         """
         if self.folder and self.architecture:

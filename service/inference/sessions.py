@@ -1,16 +1,17 @@
 """One graph as a session of ONNX Runtime: on the requested device or an error, never silently on another."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import onnxruntime as ort
 
-from export.contract.manifest import BundleError, Graph
+from export.contract.manifest import BundleError, Graph, Tensor
 from export.contract.one_line import first_line
 from export.optimize.choice import cpu_options
 from service.inference.arena import share_arena
-from service.inference.gpu_session import GpuSession, open_gpu_session
+from service.inference.gpu_session import GPU, GpuSession, open_gpu_session
 from service.inference.mapped_weights import MappedSession, Weights
 from service.inference.providers import (
     PROVIDERS,
@@ -18,11 +19,39 @@ from service.inference.providers import (
     EngineOptions,
     Providers,
     UsedDevice,
+    candidates,
     load_libraries,
     provider_list,
 )
 
 Session: TypeAlias = ort.InferenceSession | GpuSession
+
+
+def check_device(options: EngineOptions) -> None:
+    """Check that the requested device is available, by opening a graph of one node on it. Blocks.
+
+    Raises:
+        DeviceError: it is not.
+    """
+    devices = candidates(options.device, ort.get_available_providers(), options.precision)
+    if "cpu" in devices:  # which is always available
+        return
+    from onnx import TensorProto, helper  # imported late: most services need no onnx
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N"]) for name in "xy")
+    made = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [x], [y])
+    opset = helper.make_opsetid("", 20)
+    content = helper.make_model(made, opset_imports=[opset], ir_version=10).SerializeToString()
+    graph = Graph(
+        file="identity.onnx",
+        sha256=hashlib.sha256(content).hexdigest(),
+        inputs=(Tensor(name="x", shape=(None,)),),
+        outputs=(Tensor(name="y", shape=(None,)),),
+    )
+    device = devices[0]
+    load_libraries(device)
+    with GPU.shared():
+        create_session(content, graph, device, provider_list(device, graph, options), 1)
 
 
 def open_session(

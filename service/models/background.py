@@ -1,4 +1,4 @@
-"""Background tasks of a running service: load bundles, release memory, stop when nothing can be served."""
+"""Background tasks of a running service: load bundles, release memory, stop when inference has died."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 async def load_and_watch(repository: Repository, on_loaded: Callable[[Repository], None] | None) -> None:
-    """Load what is on disk, then look for new bundles. Never ends.
+    """Load what is on disk, then look for new bundles; ends only with CAPSNET_RESCAN_S=0.
 
     Args:
         repository: loads them.

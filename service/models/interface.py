@@ -166,14 +166,14 @@ class Models(Protocol):
         """
 
     async def names(self) -> list[str]:
-        """Every model that is loaded or on disk.
+        """Every model that is on disk.
 
         Raises:
             NotReadyError: the first scan has not finished.
         """
 
     async def index(self) -> list[IndexEntry]:
-        """Every version that is loaded or on disk, by name, newest first.
+        """Every version of every model that is on disk, by name, newest first.
 
         Raises:
             NotReadyError: the first scan has not finished.

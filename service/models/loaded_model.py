@@ -75,7 +75,7 @@ class LoadedModel(ServedModel):
                 self.name,
                 self.version,
                 role,
-                engine.device,
+                "cpu" if role == "explain" else engine.device,
                 engine.workers,
                 queue.max_batch,
                 queue.statistics.describe(),

@@ -111,9 +111,11 @@ class Repository:
             found.unused.set()
 
     async def first_scan(self) -> None:
-        """Load what is on disk; where that leaves nothing to serve, `failure` says why."""
+        """Load what is on disk; where nothing can be served, `failure` says why."""
         try:
             await self.scan()
+            if not self._loaded:  # what is loaded runs on the device
+                await self._loader.check_device()
         except (OSError, NotReadyError) as error:
             self._inventory.failure = StartError(str(error))
         except Exception as error:  # a mistake of ours, which may not happen at the next scan
@@ -125,7 +127,10 @@ class Repository:
         self._inventory.note_unknown_default()
 
     async def watch(self) -> None:
-        """Scan for new bundles for ever; where a scan fails, what is loaded serves on."""
+        """Scan for new bundles for ever, with CAPSNET_RESCAN_S=0 never.
+
+        Where a scan fails, what is loaded serves on.
+        """
         while self._settings.rescan_s:
             await asyncio.sleep(self._settings.rescan_s)
             try:
@@ -160,7 +165,7 @@ class Repository:
         return self._inventory.default()
 
     def index(self) -> list[IndexEntry]:
-        """Every version that is loaded or on disk, by name, newest first.
+        """Every version of every model that is on disk, by name, newest first.
 
         Raises:
             NotReadyError: the first scan has not finished.
@@ -168,7 +173,7 @@ class Repository:
         return [entry for name in self.names() for entry in self._inventory.entries(name)]
 
     def names(self) -> list[str]:
-        """Every model that is loaded or on disk.
+        """Every model that is on disk.
 
         Raises:
             NotReadyError: the first scan has not finished.

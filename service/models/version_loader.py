@@ -8,6 +8,7 @@ from service.errors import NotReadyError
 from service.inference.loading import load_engine
 from service.inference.memory import release_memory
 from service.inference.providers import DeviceError, engine_options
+from service.inference.sessions import check_device
 from service.models.loaded_model import LoadedModel, start_model
 from service.models.scanner import Bundles, BundleVersion
 from service.observability.metrics import Metrics
@@ -34,6 +35,17 @@ class VersionLoader:
         self._options = engine_options(settings)
         # Of many models that are asked for at once; a thread each would leave none to scans and /metrics.
         self._loading = asyncio.Semaphore(min(max(2, usable_cpus()), MOST_LOADING))
+
+    async def check_device(self) -> None:
+        """Check that an explicit device is available, before anything is loaded.
+
+        Raises:
+            NotReadyError: it is not.
+        """
+        try:
+            await asyncio.to_thread(check_device, self._options)
+        except DeviceError as error:
+            raise NotReadyError(str(error)) from None
 
     async def load(
         self,

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.errors import InvalidFieldError, shown
 from service.http.auth import check_admin_key
-from service.http.bodies import check_fields, parse_json
+from service.http.bodies import check_fields, parse_json, read_body
 from service.http.openapi import PROBLEMS
 from service.models.index_entry import IndexEntry
 from service.models.interface import Models
@@ -154,9 +154,13 @@ async def _parameters(request: Request) -> dict[str, Any]:
     return parameters or {}
 
 
+def _takes_any_kind(kind: str, path: str) -> None:
+    """Bodies count as JSON whatever their Content-Type says."""
+
+
 async def _fields(request: Request) -> dict[str, Any]:
     """The JSON object of a body that may be empty."""
-    body = await request.body()
+    body = (await read_body(request, _takes_any_kind)).content
     given = parse_json(body, "the body") if body.strip(JSON_BLANKS) else {}
     if not isinstance(given, dict):
         raise InvalidFieldError(f"the body must be a JSON object, got {shown(given)}")

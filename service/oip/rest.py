@@ -72,7 +72,7 @@ async def get_live(request: Request) -> Response:
     "/v2/health/ready", summary="Requests will be answered", responses={200: {"model": Ready}, **UNREADY}
 )
 async def get_ready(request: Request) -> Response:
-    """As /readyz: 503 with the reason until a model is loaded, and while an inference thread is stuck."""
+    """As /readyz: 503 with the reason until requests can be answered, and while a thread is stuck."""
     service = service_of(request)
     await service.models.ready()
     return json_response({"ready": True})

@@ -19,7 +19,10 @@ async def get_health(request: Request) -> Response:
 
 @routes.get("/readyz", summary="Will requests be answered?", responses={200: {"model": Readiness}, **UNREADY})
 async def get_readiness(request: Request) -> Response:
-    """503 with the reason until a model is loaded and warmed, and while an inference thread is stuck."""
+    """503 with the reason until requests can be answered, and while an inference thread is stuck.
+
+    Where there is no default model, it is 200 before any model is loaded.
+    """
     loaded = await service_of(request).models.ready()
     devices = ", ".join(sorted({model.device for model in loaded}))
     names = sorted(model.full_name for model in loaded)

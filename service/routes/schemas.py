@@ -367,7 +367,9 @@ class Readiness(BaseModel):
     """Requests will be answered."""
 
     status: Literal["ready"]
-    device: str = Field(description="the device in use, not the requested one")
+    device: str = Field(
+        description="the devices in use, not the requested one, joined by ', '; empty while nothing is loaded"
+    )
     models: list[str] = Field(description="name/version of every loaded version")
     warnings: list[str] | None = Field(
         default=None,

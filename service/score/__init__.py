@@ -2,8 +2,8 @@
 
 Everything streams: pictures are found and read while others are scored, a few batches are in flight at once,
 and rows are written in the order of the pictures as soon as their batch is done. Memory use does not grow
-with the number of pictures, except for the names that a pattern matches. A picture that cannot be scored gets
-no row; it is listed among the errors.
+with the number of pictures, except for names: those that a pattern matches, those in one folder, those in a
+zip, and with --ray all of them. A picture that cannot be scored gets no row; it is listed among the errors.
 """
 
 import sys

@@ -2,19 +2,22 @@
 
 Exit status: 0 every picture has a row; 1 some were skipped; 2 wrong usage, no service or nothing scored; 3 a
 fault of its own (see `service.score`); 130 interrupted with Ctrl-C, or with --ray by SIGTERM; 141 the reader
-of stdout has gone. In every case the rows already written stay, and --resume continues from there.
+of stdout has gone. In every case the rows already written stay; in a file or folder, --resume continues
+from there.
 """
 
 import argparse
 import logging
 import os
 import sys
+from pathlib import Path
 
 from capsnet import DEFAULT_URL
 from export.contract.ctrl_c import STOPPED_BY_SIGNAL
 from export.contract.one_line import one_line
 from export.contract.package_version import package_version
 from service.score.closed_streams import stand_in_for_closed_streams
+from service.score.output import record_beside
 from service.score.query import ScoreError
 from service.score.run import score
 from service.score.terminal import say
@@ -42,10 +45,10 @@ EXAMPLES = """examples:
                                                                 one stereo pair, one row
 
 In folders, archives and patterns, only files with the suffix of a picture are scored, and none whose name
-begins with a dot; links to folders are not followed. Folders are sorted; archives keep their own order. A
-folder that cannot be read is listed like a picture without a row; only * in a pattern passes over it. A file
-that is named itself counts whatever its suffix. Rows of Parquet files are named set.parquet#12; files in
-archives, scans.zip/a/7.png.
+begins with a dot. Links to folders are not followed, except by * in a pattern. Folders are sorted; archives
+keep their own order. A folder that cannot be read is listed like a picture without a row; only * in a pattern
+passes over it. A file that is named itself counts whatever its suffix. Rows of Parquet files are named
+set.parquet#12; files in archives, scans.zip/a/7.png.
 
 For a model of two views, two neighbors in that order are a pair, the left view first, as in a folder of
 1_left.png, 1_right.png, 2_left.png, ... A pair has one row, named by both files. Both files of a pair are in
@@ -80,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         sys.exit(_run(options))
     except KeyboardInterrupt:
-        remedy = "" if options.out == "-" else "; continue with --resume"
+        remedy = "; continue with --resume" if _has_record(options) else ""
         say(f"interrupted; the rows written so far stay{remedy}")
         if options.ray:
             os._exit(STOPPED_BY_SIGNAL)  # see `ray_run`
@@ -92,6 +95,11 @@ def main(arguments: list[str] | None = None) -> None:
     except (ScoreError, SettingsError, OSError) as error:
         say(one_line(error))
         sys.exit(2)
+
+
+def _has_record(options: argparse.Namespace) -> bool:
+    """Whether a run can be continued: not if rows went to stdout, a pipe or a device."""
+    return options.ray or (options.out != "-" and record_beside(Path(options.out)).exists())
 
 
 def _run(options: argparse.Namespace) -> int:

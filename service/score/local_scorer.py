@@ -58,7 +58,7 @@ class LocalScorer:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def score(self, batch: Batch) -> list[Outcome]:
-        """One outcome per picture, in one run of the model."""
+        """One outcome per picture."""
         decoded = await asyncio.to_thread(lambda: [self._decode(picture) for picture in batch])
         images = [image for image in decoded if not isinstance(image, Skipped)]
         rows = iter(await self._classify(np.stack(images)) if images else ())
@@ -83,7 +83,7 @@ class LocalScorer:
 
     async def _classify(self, pixels: Floats) -> list[tuple[list[ScoredClass], bool | None, bool]]:
         """For each image [N, H, W, C] its classes, and whether it is confident and blank."""
-        async with self.turn:  # one thread at a time may call an engine
+        async with self.turn:  # each run takes all cores: several at once would not be faster
             probabilities, poses = await asyncio.to_thread(
                 in_pieces, self.engine.encode, self._at_once(), pixels
             )
@@ -112,14 +112,14 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
     yield await asyncio.to_thread(load_local, models, query, batch)
 
 
-def load_local(models: str | None, query: Query, batch: int, threads: int = 0) -> LocalScorer:
+def load_local(models: str | None, query: Query, batch: int, threads: int | None = None) -> LocalScorer:
     """Load the model of the query that a service of the same folders would use.
 
     Args:
         models: folders of bundles, separated as in PATH; default: CAPSNET_MODELS.
         query: the model, and how to score.
         batch: maximum pictures per run of the model.
-        threads: that compute, on a CPU; 0 is one for every usable CPU.
+        threads: that compute, on a CPU; default: CAPSNET_THREADS.
 
     Raises:
         ScoreError: there is no such model, or it cannot be loaded.
@@ -129,7 +129,9 @@ def load_local(models: str | None, query: Query, batch: int, threads: int = 0) -
         name, bundles = _find(settings, query.model)
         rule = _rule(settings, name) if query.version is None else None
         versions = usable_versions(name, query.version, bundles, rule)
-        options = engine_options(settings)._replace(max_batch=batch, threads=threads)
+        options = engine_options(settings)._replace(max_batch=batch)
+        if threads is not None:
+            options = options._replace(threads=threads)
         version, engine = _load_first(name, versions, bundles, options)
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None

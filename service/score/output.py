@@ -66,7 +66,7 @@ class Destination:
         """The run's record; None if rows go to a pipe or a device: such a run cannot be resumed."""
         if self.out is None or (self.out.exists() and not self.out.is_file()):
             return None
-        return self.out.with_name(f"{self.out.name}.run.json")
+        return record_beside(self.out)
 
 
 def choose_destination(out: str, errors: str | None, kind: Format) -> Destination:
@@ -98,6 +98,11 @@ def choose_destination(out: str, errors: str | None, kind: Format) -> Destinatio
 def errors_beside(out: Path) -> Path:
     """Where the errors of a table are by default."""
     return out.with_name(f"{out.name}.errors.jsonl")
+
+
+def record_beside(out: Path) -> Path:
+    """Where the record of a table is."""
+    return out.with_name(f"{out.name}.run.json")
 
 
 def real(path: Path) -> Path:

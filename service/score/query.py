@@ -114,8 +114,10 @@ def only_model(names: Sequence[str]) -> str:
     """The only model; for a query without a model where there is no default.
 
     Raises:
-        ScoreError: there are several.
+        ScoreError: there are several, or none.
     """
+    if not names:
+        raise ScoreError("there are no models")
     if len(names) != 1:
         raise ScoreError(f"there are several models: choose one with --model from {', '.join(names)}")
     return names[0]
@@ -140,7 +142,9 @@ def usable_versions(
         order = order_for_many(rule, known)
         if rule and not order:
             there = ", ".join(map(str, known))
-            raise ScoreError(f"{model} is pinned to {rule}, which is not there; available: {there}")
+            raise ScoreError(
+                f"{model} is pinned to version {rule.pinned}, which is not there; available: {there}"
+            )
         return order
     if requested not in known:
         raise ScoreError(f"{model} has no version {requested}; available: {', '.join(map(str, known))}")

@@ -254,12 +254,13 @@ class Supervisor:
             if self._is_told_to_stop:
                 continue
             status = child.process.exitcode or 0
-            log.error("%s has ended with status %d and is replaced", child.name, status)
+            log.error("%s has ended with status %d", child.name, status)
             if not child.is_ready:
                 self._failed_starts += 1
                 if not self._has_begun or self._failed_starts >= MAX_FAILED_STARTS:
                     log.error("a process cannot start; the service ends")
                     return 1
+            log.info("%s is replaced", child.name)
             restarts = self._engine_restarts if child.is_engine else self._worker_restarts
             restarts.value += 1
         return None

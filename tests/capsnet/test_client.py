@@ -1016,6 +1016,18 @@ def test_an_answer_of_something_else_is_said_not_to_be_understood(body):
     assert len(asked) == 1
 
 
+def test_an_answer_that_cannot_be_decompressed_is_not_understood_and_asked_for_once(connect):
+    with server((200, {"Content-Encoding": "gzip"}, b"no gzip")) as (url, asked):
+        client = connect(url, retry=QUICK)
+        with pytest.raises(
+            CapsnetError, match=r"^Invalid response from the server: .*decompressed"
+        ) as raised:
+            client.models()
+        assert not isinstance(raised.value, UnreachableError)
+        assert len(asked) == 1
+        assert getattr(client, "client", client)._contact.made
+
+
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[1]", b'{"detail": null}', b"\xff" * 300])
 def test_a_refusal_in_any_form_is_an_error_with_its_status(body):
     with (

@@ -13,6 +13,9 @@ import yaml
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.http.request_log import PROBES
+from service.oip.grpc_calls import PATH
+from service.oip.grpc_methods import METHODS
 from service.settings import Settings
 from tests.support.live_service import live_service, settings_for
 from tests.support.paths import ROOT
@@ -135,6 +138,15 @@ def test_every_query_of_the_dashboard_is_promql_that_gives_series(dashboard):
     for expression in expressions(dashboard):
         asked = re.fullmatch(r"label_values\((.*), \w+\)", expression)  # Grafana's own, of its variables
         assert_gives_series(asked[1] if asked else expression)
+
+
+def test_the_panels_of_requests_leave_out_all_probes(dashboard):
+    probes = PROBES | {PATH + method.name for method in METHODS if method.is_probe}
+    for panel in dashboard["panels"][:2]:
+        for target in panel["targets"]:
+            (left_out,) = re.findall(r'route!~"([^"]*)"', target["expr"])
+            assert {route for route in probes if not re.fullmatch(left_out, route)} == set()
+            assert not re.fullmatch(left_out, PATH + "ModelInfer")
 
 
 def test_every_alert_is_promql_that_gives_series(alerts):

@@ -275,6 +275,19 @@ def test_a_device_that_cannot_be_had_stops_the_start(tmp_path: Path, capsys):
     assert_one_line(capsys, "cuda", "CUDAExecutionProvider")
 
 
+@pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="CUDA can be had here")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_device_that_cannot_be_had_stops_the_start_also_where_no_model_is_the_default(tmp_path, workers):
+    for model in ("first", "second"):
+        write_bundle(tmp_path / model / "1")
+    command = [sys.executable, "-m", "service.cli", "--models", str(tmp_path), "--port", "0"]
+    command += ["--device", "cuda", "--workers", workers]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 1
+    assert "device cuda needs CUDAExecutionProvider" in done.stderr
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"), [(["--port", "eighty"], "CAPSNET_PORT"), (["--device", "gpu"], "CAPSNET_DEVICE")]
 )

@@ -11,7 +11,7 @@ import { Pad } from "./pad.js";
 import { Pair } from "./pair.js";
 import { Pending } from "./pending.js";
 import { Routing } from "./routing.js";
-import { blank, fromBase64, show } from "./picture.js";
+import { blank, fromBase64, show, sizeOf } from "./picture.js";
 import { samplesFor, showSamples } from "./samples.js";
 import { strokesToFile } from "./strokes.js";
 
@@ -143,20 +143,21 @@ export class Explore {
     const files = await this.#files();
     const several = manifest.objects_per_image > 1 && manifest.graphs.decoder;
     const query = { model: name, version, model_input: true, reconstruction: manifest.graphs.decoder && !several };
-    const [answer, apart] = await Promise.all([
+    const [answer, apart, size] = await Promise.all([
       api.classify(files, query, signal),
       several ? api.segment(files, { model: name, version }, signal) : null,
+      sizeOf(files[0]), // the views of a pair have the same size
     ]);
     const [result] = answer.results;
     const [seen, objects] = await Promise.all([fromBase64(result.model_input), objectsOf(result, apart?.results[0])]);
     if (signal.aborted) return;
     hush();
-    this.#show({ question, result, files, seen, objects });
+    this.#show({ question, result, files, size, seen, objects });
   }
 
   /** All at one go: nobody can use a part of an answer before the rest of it is there. */
   #show(answer) {
-    const { result, files, seen, objects } = (this.#answer = answer);
+    const { result, files, size, seen, objects } = (this.#answer = answer);
     const isLast = answer.question === this.#question; // nobody has drawn on
     const isFinal = isLast && answer.question.isFinal;
     this.#pending.end();
@@ -169,17 +170,17 @@ export class Explore {
     if (result.blank) this.routing.clear();
     else if (isFinal) this.routing.show(files);
     else this.routing.outdate();
-    this.#say(result, isFinal);
+    this.#say(result, size, isFinal);
   }
 
-  #say(result, isFinal) {
+  #say(result, size, isFinal) {
     const names = result.labels.map((label, index) => `${label}, probability ${result.classes[index].probability.toFixed(2)}`);
     const text = result.blank ? "nothing" : `${names.join(" and ")}${result.confident === false ? ", not confident" : ""}`;
     byId("best").textContent = result.blank ? "—" : result.labels.join(" + ");
     const { height, width, views } = { ...this.model.manifest.preprocessing, views: this.model.manifest.views };
     byId("seen-note").textContent = result.blank
       ? "Nothing is to be seen here."
-      : `${views === 2 ? "Two views of " : ""}${width} × ${height} pixels, ${seenRule(this.model.manifest)}`;
+      : `${views === 2 ? "Two views of " : ""}${width} × ${height} pixels${seenRule(this.model.manifest, size)}`;
     byId("seen").setAttribute("aria-label", `The model's input, ${width} by ${height} pixels`);
     byId("capsule-note").textContent = capsuleNote(this.model.manifest);
     if (isFinal) byId("spoken").textContent = `It sees ${text}`;
@@ -226,10 +227,13 @@ function showInput(manifest) {
   byId("pad-hint").textContent = isDrawn ? drawing : "Open or drop an image";
 }
 
-function seenRule({ preprocessing }) {
-  if (preprocessing.placement === "digit") return "the ink found, scaled and centered";
-  if (preprocessing.placement === "centre-crop") return "cut from the middle";
-  return "the whole picture fitted";
+/** What was done to a picture of this size; nothing is said if the browser cannot tell the size. */
+function seenRule({ preprocessing: { placement, width, height } }, size) {
+  if (!size.width) return "";
+  if (size.width === width && size.height === height) return ", not moved or scaled";
+  if (placement === "digit") return ", the ink found, scaled and centered";
+  if (placement === "centre-crop") return ", cut from the middle";
+  return ", the whole picture fitted";
 }
 
 function capsuleNote({ pose_shape: shape }) {

@@ -3,8 +3,9 @@
 const LETTERS = "\\p{L}\\p{M}\\p{N}";
 
 /**
- * The class that each path names; null if none, or several. A number in a file's name may mean something else, such as a
- * page: names count if most files carry a class.
+ * The class that each path names: its innermost folder that is named like a class; else the class at the start of the
+ * file's name, or the only class in it; null if there is none. A number in a file's name may mean something else, such as
+ * a page: names of files count if most files carry a class.
  *
  * @param {string[]} paths such as "digits/7/0012.png"
  * @param {string[]} classes names of the model's classes

@@ -25,7 +25,8 @@ export const toBase64 = async (file) => base64(new Uint8Array(await file.arrayBu
  * Nothing else of the decoded picture is kept.
  */
 export async function fitted(file, side) {
-  if ((await pixelsOf(file)) > MOST_PIXELS) return null;
+  const size = await sizeOf(file);
+  if (size.width * size.height > MOST_PIXELS) return null;
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) return null;
   const scale = Math.min(side / bitmap.width, side / bitmap.height);
@@ -56,14 +57,17 @@ function groundOf({ data }, pixels) {
   return light >= opacity / 2 !== isDrawing || !opacity ? "white" : "black";
 }
 
-/** How many pixels a picture has: an element reads its header, and decodes nothing before it is drawn. */
-async function pixelsOf(file) {
+/**
+ * The width and height of an image file; 0 if the browser cannot show it. An element reads the file's header, and decodes
+ * nothing before it is drawn.
+ */
+export async function sizeOf(file) {
   const image = new Image();
   const read = new Promise((resolve) => (image.onload = image.onerror = resolve));
   image.src = URL.createObjectURL(file);
   await read;
   URL.revokeObjectURL(image.src);
-  return image.naturalWidth * image.naturalHeight;
+  return { width: image.naturalWidth, height: image.naturalHeight };
 }
 
 /** Show a bitmap pixel for pixel; the canvas takes its size. */

@@ -157,7 +157,8 @@ function summary({ model, rows, total, failure, isOver }) {
   const doubtful = rows.filter(({ confident }) => confident === false).length;
   const unread = rows.filter(({ error }) => error).length;
   const isStopped = isOver && !failure && rows.length < total;
-  const said = [`${model.name} version ${model.version}`, `${isStopped ? "stopped after " : ""}${rows.length} of ${total} files`];
+  const unit = model.manifest.views === 2 ? "pairs" : "files";
+  const said = [`${model.name} version ${model.version}`, `${isStopped ? "stopped after " : ""}${rows.length} of ${total} ${unit}`];
   if (judged.length) said.push(`${right} of ${judged.length} right (${((100 * right) / judged.length).toFixed(1)} %)`);
   said.push(`${doubtful} doubtful`);
   if (unread) said.push(`${unread} not readable`);

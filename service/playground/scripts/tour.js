@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { byId, element, enable, isEnabled } from "./dom.js";
 import { drawHeat, largest } from "./heat.js";
 import { Latest } from "./latest.js";
+import { moved } from "./moved_digit.js";
 import { sentence } from "./notices.js";
 import { Pending } from "./pending.js";
 import { fromBase64, show } from "./picture.js";
@@ -13,7 +14,6 @@ import { onScheme } from "./scheme.js";
 import { drawPicture, Sweeps } from "./sweeps.js";
 import { poseBars, slider, squashCurve, unsquash } from "./tour_figures.js";
 import { ServiceError } from "./transport.js";
-import { moved } from "./views28.js";
 
 const DIGIT = 4;
 const TURNS = { min: -30, max: 30, step: 5, value: 0, unit: "°" };

@@ -42,10 +42,11 @@ export function slider(name, { min, max, step = 1, value, unit }, onMove) {
 
 /** The curve of squashing with a dot for each class, where its length came from; `paint` draws it once it is on the page. */
 export function squashCurve(classes) {
-  const [width, height, left, bottom, most] = [640, 400, 56, 48, 5];
+  const [width, height, left, bottom] = [640, 400, 56, 48];
+  const maxLength = Math.max(5, ...classes.map(({ probability }) => unsquash(probability)));
   const canvas = element("canvas", { width, height, class: "curve", role: "img" });
   canvas.setAttribute("aria-label", "Squashing: the length after it over the length before it, with a dot for each class");
-  const x = (before) => left + (before / most) * (width - left - 16);
+  const x = (before) => left + (before / maxLength) * (width - left - 16);
   const y = (after) => height - bottom - after * (height - bottom - 20);
   const paint = () => {
     const [drawing, style] = [canvas.getContext("2d"), getComputedStyle(canvas)];
@@ -57,7 +58,7 @@ export function squashCurve(classes) {
     }
     drawing.fillText("length before squashing", width / 2 - 90, height - 8);
     drawing.strokeStyle = style.getPropertyValue("--soft");
-    line(drawing, Array.from({ length: 200 }, (_, i) => [x((i / 199) * most), y(squash((i / 199) * most))]));
+    line(drawing, Array.from({ length: 200 }, (_, i) => [x((i / 199) * maxLength), y(squash((i / 199) * maxLength))]));
     classes.forEach(({ label, probability }, rank) => dot(drawing, style, label, [x(unsquash(probability)), y(probability)], rank === 0));
   };
   return { canvas, paint };

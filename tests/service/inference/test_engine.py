@@ -21,7 +21,7 @@ from service.inference.engine import Engine
 from service.inference.loading import check_bundle, load_engine
 from service.inference.providers import PROVIDERS, DeviceError, EngineOptions
 from service.inference.session_pool import pool_of_one
-from service.inference.sessions import open_session
+from service.inference.sessions import check_device, open_session
 from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import (
     PAIRS,
@@ -365,6 +365,25 @@ def test_where_auto_takes_the_next_best_device_the_log_says_why(bundle, caplog):
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "device cuda cannot be used" in warning
     assert "trying the next best device" in warning
+
+
+@needs_no_gpu
+@ignores_the_runtimes_own_warning
+@pytest.mark.usefixtures("_cuda_without_a_driver")
+def test_a_device_that_does_not_start_is_noticed_without_a_bundle(tmp_path):
+    with pytest.raises(DeviceError, match="device cuda cannot be used"):
+        check_device(EngineOptions("cuda", 32, tmp_path))
+    check_device(EngineOptions("auto", 32, tmp_path))  # may be the CPU
+
+
+@needs_no_gpu
+@ignores_the_runtimes_own_warning
+@pytest.mark.usefixtures("_cuda_without_a_driver")
+def test_in_half_precision_there_is_no_next_best_device(bundle, caplog):
+    options = EngineOptions("auto", 8, bundle.parent / "cache", precision="half")
+    with pytest.raises(DeviceError, match="device cuda cannot be used"):
+        load_engine(bundle, "tiny", options)
+    assert "next best" not in caplog.text
 
 
 def test_a_run_that_fails_on_its_device_is_not_repeated_on_another(bundle):

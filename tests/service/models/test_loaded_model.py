@@ -81,6 +81,17 @@ def test_of_matrix_capsules_on_a_gpu_few_are_explained_at_a_time(tmp_path):
     run(scenario())
 
 
+def test_on_a_gpu_the_explain_graph_is_said_to_run_on_the_cpu(tmp_path):
+    async def scenario() -> None:
+        write_explained_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository, repository.use("tiny", None) as model:
+            model.engine = replace(model.engine, device="cuda")
+            devices = {graph.role: graph.device for graph in model.graphs()}
+            assert devices == {"encoder": "cuda", "decoder": "cuda", "explain": "cpu"}
+
+    run(scenario())
+
+
 def test_batches_to_explain_stay_small_however_large_those_of_the_encoder_are(tmp_path, monkeypatch):
     async def scenario() -> None:
         write_explained_bundle(tmp_path / "tiny" / "1")

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -16,13 +17,17 @@ from service.errors import (
     UnknownModelError,
 )
 from service.inference.loading import load_engine
-from service.inference.providers import DeviceError
+from service.inference.providers import PROVIDERS, DeviceError
 from service.models import scanner, version_loader
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from tests.support.live_service import settings_for
 from tests.support.repositories import inference_threads, loaded, opened, run, states, usable
 from tests.support.tiny_bundle import CLASSES, SIDE, encoder_model, write_bundle
+
+needs_no_gpu = pytest.mark.skipif(
+    PROVIDERS["cuda"] in ort.get_available_providers(), reason="this onnxruntime has the CUDA provider"
+)
 
 
 def test_the_newest_versions_are_loaded_and_the_newest_answers(tmp_path):
@@ -109,6 +114,17 @@ def test_the_only_model_needs_no_name_and_several_need_one_or_a_default(tmp_path
             repository.use(None, None) as served,
         ):
             assert served.name == "other"
+
+    run(scenario())
+
+
+@needs_no_gpu
+def test_an_explicit_device_that_is_not_available_is_a_failure_though_nothing_is_loaded_yet(tmp_path):
+    async def scenario() -> None:
+        for model in ("first", "second"):
+            write_bundle(tmp_path / model / "1")
+        async with opened(tmp_path, device="cuda") as repository:
+            assert "CUDAExecutionProvider" in str(repository.failure)
 
     run(scenario())
 

@@ -708,3 +708,22 @@ def test_administration_refuses_bodies_that_are_not_the_protocols(
     answer = operated_http.post(f"/v2/repository/{path}", content=body, headers=ADMIN)
     assert answer.status_code in {400, 422}
     assert answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "index"),
+        ("POST", "models/tiny/load"),
+        ("POST", "models/tiny/unload"),
+        ("PUT", "models/tiny/traffic"),
+    ],
+)
+def test_administration_refuses_compressed_bodies_as_such(
+    operated_http: httpx.Client, method: str, path: str
+) -> None:
+    headers = {**ADMIN, "Content-Encoding": "gzip"}
+    body = gzip.compress(b"{}")
+    answer = operated_http.request(method, f"/v2/repository/{path}", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (415, "/problems/unsupported-coding")
+    assert answer.headers["accept-encoding"] == "identity"

@@ -288,6 +288,38 @@ def test_a_drawing_without_a_ground_is_shown_on_the_one_that_it_stands_out_from(
     assert sums(page, "#pad")[:3] == [expected] * 3
 
 
+def digit_one(side: int, kind: str = "PNG") -> bytes:
+    """The file of a 1, light on dark."""
+    drawn = Image.new("L", (side, side))
+    drawn.paste(255, (side * 4 // 9, side // 6, side * 5 // 9, side * 5 // 6))
+    file = io.BytesIO()
+    drawn.save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("side", "kind", "said"),
+    [
+        (28, "PNG", "28 × 28 pixels, not moved or scaled"),
+        (56, "PNG", "28 × 28 pixels, the ink found, scaled and centered"),
+        (28, "TIFF", "28 × 28 pixels"),  # Chromium does not read it
+    ],
+)
+def test_what_is_said_of_the_models_input_depends_on_the_size_of_the_opened_image(page, side, kind, said):
+    page.set_input_files("#file", {"name": "one", "mimeType": "image/*", "buffer": digit_one(side, kind)})
+    answer(page)
+    expect(page.locator("#seen-note")).to_have_text(said)
+
+
+@pytest.mark.parametrize(("side", "rule"), [(32, "not moved or scaled"), (48, "cut from the middle")])
+def test_what_is_said_of_a_pair_depends_on_the_size_of_its_views(page, side, rule):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#best")).to_have_text("truck")
+    view = {"name": "view.png", "mimeType": "image/png", "buffer": digit_one(side)}
+    page.set_input_files("#file", [view, view])
+    expect(page.locator("#seen-note")).to_have_text(f"Two views of 32 × 32 pixels, {rule}")
+
+
 def test_the_network_sees_no_ink_that_is_not_on_the_pad(page):
     choose_model(page, "capsnet-multimnist")
     box = page.locator("#pad").bounding_box()

@@ -84,7 +84,7 @@ def test_names_that_a_spreadsheet_would_compute_get_an_apostrophe(page):
 
 LABELS = {
     "7/a.png": "7", "test/7/12.png": "7", "7_a.png": "7", "a-7.png": "7", "a-7-3.png": None, "77.png": None,
-    "scan.png": None, "3/7.png": "3", "8.png": "8",
+    "scan.png": None, "3/7.png": "3", "8.png": "8", "7_a_3.png": "7", "x/1/2/y.png": "2",
 }  # fmt: skip
 NUMBERED = {f"{number}.png": None for number in range(30)} | {"3/30.png": "3"}
 
@@ -225,13 +225,15 @@ def test_answers_of_several_objects_are_not_judged_by_the_names_of_files(page, f
     assert float(shown) == pytest.approx(found["classes"][1]["probability"], abs=6e-4), "of the weaker digit"
 
 
-def test_a_blank_image_is_none_of_the_classes(page):
+def test_a_blank_image_is_none_of_the_classes_and_has_a_column_of_the_confusion_matrix(page):
     blank = {"name": "7_a.png", "mimeType": "image/png", "buffer": to_png(np.zeros((28, 28), np.uint8))}
     page.click("#tab-score")
     page.set_input_files("#score-files", [blank])
     expect(page.locator("#score-said")).to_contain_text("1 of 1 files")
     assert page.locator("#scores-body td").all_inner_texts()[2].startswith("—")
-    expect(page.locator("#confusion-part")).to_be_hidden()
+    assert "0 of 1 right" in page.inner_text("#score-said")
+    assert page.locator("#confusion thead th").all_inner_texts() == ["is \\ named", "7", "—"]
+    assert page.locator("#confusion tbody td").all_inner_texts() == ["", "1"]
     with page.expect_download() as download:
         page.click("#score-csv")
     [row] = rows_of(download.value)
@@ -379,6 +381,14 @@ def test_scoring_many_files_is_not_said_to_be_slow(page, files):
     held.release()
 
 
+def test_the_files_of_a_model_with_two_views_are_counted_in_pairs(page, files):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#score-model")).to_contain_text("matrix-capsnet-toys")
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files[:4])
+    expect(page.locator("#score-said")).to_contain_text("2 of 2 pairs")
+
+
 def test_a_choice_that_is_refused_is_told_beside_the_run_that_goes_on(page, files, tmp_path):
     choose_model(page, "matrix-capsnet-toys")
     expect(page.locator("#best")).to_have_text("truck")
@@ -386,10 +396,10 @@ def test_a_choice_that_is_refused_is_told_beside_the_run_that_goes_on(page, file
     held.hold(page)
     page.click("#tab-score")
     page.set_input_files("#score-files", files[:2])
-    expect(page.locator("#score-said")).to_contain_text("0 of 1 files")
+    expect(page.locator("#score-said")).to_contain_text("0 of 1 pairs")
     page.set_input_files("#score-files", files[:3])
     expect(page.locator("#notice:visible")).to_have_text("matrix-capsnet-toys takes pairs; got 3 files.")
-    expect(page.locator("#score-said")).to_contain_text("0 of 1 files")
+    expect(page.locator("#score-said")).to_contain_text("0 of 1 pairs")
     (tmp_path / ".hidden").mkdir()
     shutil.copy(files[0], tmp_path / ".hidden" / "a.png")
     page.set_input_files("#score-folder", tmp_path / ".hidden")

@@ -89,6 +89,22 @@ def test_the_first_step_moves_a_number_of_a_live_capsule(page):
     page.wait_for_function(CHANGED, arg=[decoded, before])
 
 
+DOT_PIXELS = """async () => {
+    const { squashCurve } = await import("/playground/scripts/tour_figures.js");
+    const { canvas, paint } = squashCurve([0.99, 0.1].map((probability) => ({ label: "", probability })));
+    document.body.append(canvas);
+    canvas.style.setProperty("--accent", "rgb(1, 2, 3)");
+    paint();
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const pixels = Array.from({ length: data.length / 4 }, (_, at) => data.slice(4 * at, 4 * at + 4).join());
+    return pixels.filter((pixel) => pixel === "1,2,3,255").length;
+}"""
+
+
+def test_the_dot_of_a_class_that_is_almost_certain_lies_on_the_canvas(page):
+    assert page.evaluate(DOT_PIXELS) > 200  # of a radius of 9
+
+
 def fail_once(page: Page, pattern: str) -> None:
     """Let the next request to an address of this pattern meet an error of the service."""
     problem = '{"title": "Internal error", "status": 500}'

@@ -874,6 +874,24 @@ def test_ctrl_c_leaves_whole_rows_and_status_130(service, digits, tmp_path):
     assert [len(json.loads(line)["classes"]) for line in out.read_text().splitlines()] == [3, 3, 3, 3]
 
 
+def test_ctrl_c_names_no_resume_where_rows_go_to_a_device(service, digits):
+    asked, released = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        asked.set()
+        released.wait(30)
+
+    with in_front_of(service, hold) as url:
+        command = [*PYTHON, "-m", "service.score", str(digits), "--out", os.devnull, "--format", "csv"]
+        with subprocess.Popen([*command, "--url", url], stderr=subprocess.PIPE, text=True) as running:
+            assert asked.wait(30)
+            running.send_signal(signal.SIGINT)
+            _, told = running.communicate(timeout=30)
+        released.set()
+    assert running.returncode == 130
+    assert told.splitlines()[-1] == "capsnet-score: interrupted; the rows written so far stay"
+
+
 def test_a_reader_that_has_had_enough_ends_it_quietly(models, digits):
     command = [*PYTHON, "-m", "service.score", str(digits), "--local", "--models", str(models)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

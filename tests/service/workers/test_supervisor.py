@@ -313,6 +313,7 @@ def test_processes_that_cannot_start_end_the_service(tmp_path):
     assert done.returncode == 1
     assert "no bundles" in done.stderr or "no bundle" in done.stderr
     assert "a process cannot start" in done.stderr
+    assert "is replaced" not in done.stderr
     assert done.stdout == ""
 
 
