@@ -38,8 +38,8 @@ class ExplainedClass(ShortRepr):
         poses: [T, D], or in the model's pose shape, such as [T, 4, 4].
         heat: where its votes come from, [T, R, C]. Routing by agreement: the part of the capsule's length |s|
             that comes from there, negative for votes against. EM routing: assignment times activation.
-        logit_change: agreement only: what an iteration adds to the logits, mean over voting capsules by their
-            lengths, [T].
+        logit_change: agreement only: what an iteration adds to the logits, mean over voting capsules,
+            weighted by their lengths, [T].
         largest_logit_change: agreement only: the same of the capsule that agrees most, [T].
         distances: EM only: share of the votes in each bin of distance from the class's mean, [T, B].
     """

@@ -165,7 +165,7 @@ class NoDecoderError(ServiceError):
 
 
 class RefusedModelError(ServiceError):
-    """No version of a model can be served, or not one that a traffic rule names; the message says why."""
+    """No version of a model can be served, or not the one that a traffic rule names; the message says why."""
 
     status, slug, title = 422, "refused-model", "The model's bundles were refused"
 

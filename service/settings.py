@@ -86,7 +86,8 @@ class Settings(BaseSettings):
             64 with TensorRT. For an encoder of matrix capsules, whose votes take much memory, it is 2 on a
             CPU, where more are hardly faster, if at all, and 64 on a GPU.
         queue_images: maximum images that wait for a batch, per version, and maximum pictures that are
-            being decoded or wait for it; beyond that, requests get 503. No less than one request may have.
+            being decoded or wait for it; beyond that, requests get 503. At least as many as one request may
+            have.
         deadline_ms: how long a request may take, once its body has arrived, before it gets 504, in
             milliseconds; at most a day.
         max_body_bytes: largest request body, in bytes; at most three quarters of `uploads_bytes`, with
@@ -125,8 +126,8 @@ class Settings(BaseSettings):
             (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`) say where and of how many. Needs the extra
             `otel`.
         log_format: `json` for one object a line, `text` for people; `auto` is text on a terminal, else JSON.
-        log_level: minimum level that is logged; answers are `info`, those of 500 and more `warning`, those to
-            probes `debug`.
+        log_level: minimum level that is logged; answers are `info`, those of 500 and more `warning`, to
+            probes always `debug`.
     """
 
     model_config = SettingsConfigDict(

@@ -91,7 +91,7 @@ def parse() -> Namespace:
         "--count",
         type=positive,
         default=50,
-        help="photographs of a kind, and blank pages (50); of what else is no digit, 2 to 6 times as many",
+        help="photographs of a kind, and blank pages (50); of scribbles 6 times as many, letters 4, noise 2",
     )
     parser.add_argument(
         "--validation", action="store_true", help="other pictures, and digits held out of training"

@@ -42,7 +42,7 @@ CONNECTIONS = 32
 LARGEST_GROWTH = 0.05
 START_S = 60  # memory may grow until then
 WINDOW_S = 10  # memory goes up and down with what is under way; the median of so many samples does not
-LEAST_MINUTES = 1.5
+MIN_MINUTES = 1.5
 SETTLE_S = 3  # for connections to be closed
 STOP_S = 60
 COMPLAINTS = 20
@@ -93,8 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Keep a service saturated and watch what it holds.")
     parser.add_argument("--minutes", type=float, default=10, help="how long, at least 1.5 (10)")
     minutes = parser.parse_args(arguments).minutes
-    if not minutes >= LEAST_MINUTES:
-        parser.error(f"--minutes must be at least {LEAST_MINUTES}, as one counts as the start; got {minutes}")
+    if not minutes >= MIN_MINUTES:
+        parser.error(
+            f"--minutes must be at least {MIN_MINUTES}, as the first counts as the start; got {minutes}"
+        )
     try:
         return soak(60 * minutes)
     except CannotRunError as error:

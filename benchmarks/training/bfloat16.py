@@ -22,7 +22,7 @@ from training.config import CnnConfig, RunConfig, load_preset
 from training.data.download import data_root
 from training.data.run_images import training_batches
 from training.evaluate.evaluation import Evaluation, evaluate
-from training.experiments.medium import shortened
+from training.experiments.medium import for_epochs
 from training.experiments.runner import Runner
 from training.fit import step
 from training.fit.memory import keep_freed_memory
@@ -53,7 +53,7 @@ def run_config(network: str) -> RunConfig:
     if isinstance(config.model, CnnConfig):
         blocks = tuple(replace(block, channels=block.channels // 2) for block in config.model.blocks)
         config = replace(config, model=replace(config.model, blocks=blocks))
-    return replace(shortened(config, EPOCHS), data=replace(config.data, training_images=IMAGES))
+    return replace(for_epochs(config, EPOCHS), data=replace(config.data, training_images=IMAGES))
 
 
 def main() -> None:

@@ -56,8 +56,7 @@ async def read_body(request: Request, check_kind: Callable[[str, str], None]) ->
     check_kind(kind, path)
     if coding != "identity":
         raise CompressedBodyError(
-            f"{path} takes bodies without compression, since pictures are compressed already; got "
-            f"Content-Encoding: {shown(coding)}",
+            f"{path} takes bodies without compression; got Content-Encoding: {shown(coding)}",
         )
     content = await _read(request.receive)
     end_part("receive")

@@ -113,9 +113,8 @@ class Repository:
     async def first_scan(self) -> None:
         """Load what is on disk; where nothing can be served, `failure` says why."""
         try:
+            await self._loader.check_device()
             await self.scan()
-            if not self._loaded:  # what is loaded runs on the device
-                await self._loader.check_device()
         except (OSError, NotReadyError) as error:
             self._inventory.failure = StartError(str(error))
         except Exception as error:  # a mistake of ours, which may not happen at the next scan

@@ -99,7 +99,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _has_record(options: argparse.Namespace) -> bool:
     """Whether a run can be continued: not if rows went to stdout, a pipe or a device."""
-    return options.ray or (options.out != "-" and record_beside(Path(options.out)).exists())
+    if options.ray or options.out == "-":
+        return bool(options.ray)
+    # With --overwrite it may be that of the earlier run.
+    return options.existing != "overwrite" and record_beside(Path(options.out)).exists()
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -345,9 +345,9 @@ def test_cores_are_whole_so_that_there_is_a_thread_for_each(tmp_path):
 
 def test_memory_fits_what_was_measured():
     page = (ROOT / "docs" / "serving" / "operations.md").read_text()
-    meanwhile = [int(number) for number in re.findall(r"\(at most (\d+) in total", page)]
+    meanwhile = [int(number) for number in re.findall(r"(?:\(peak|, and) (\d+)\b", page)]
     afterwards = [int(number) for number in re.findall(r"^\| .* \| (\d+)\b.* \| \d+ \|$", page, re.MULTILINE)]
-    assert meanwhile
+    assert len(meanwhile) == 3
     assert len(afterwards) > 3
     resources = container()["resources"]
     assert quantity(resources["limits"]["memory"]) > max(meanwhile) * 2**20

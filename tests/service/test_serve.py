@@ -269,7 +269,7 @@ def test_no_models_is_one_line(tmp_path, capsys):
 
 
 @pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="CUDA can be had here")
-def test_a_device_that_cannot_be_had_stops_the_start(tmp_path: Path, capsys):
+def test_startup_fails_if_the_device_is_not_available(tmp_path: Path, capsys):
     write_bundle(tmp_path / "tiny" / "1")
     assert main(["--models", str(tmp_path), "--port", "0", "--device", "cuda"]) == 1
     assert_one_line(capsys, "cuda", "CUDAExecutionProvider")
@@ -277,7 +277,7 @@ def test_a_device_that_cannot_be_had_stops_the_start(tmp_path: Path, capsys):
 
 @pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="CUDA can be had here")
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_device_that_cannot_be_had_stops_the_start_also_where_no_model_is_the_default(tmp_path, workers):
+def test_startup_fails_without_a_default_model_if_the_device_is_not_available(tmp_path, workers):
     for model in ("first", "second"):
         write_bundle(tmp_path / model / "1")
     command = [sys.executable, "-m", "service.cli", "--models", str(tmp_path), "--port", "0"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from training.config import RunConfig
 
 
-def shortened(config: RunConfig, epochs: int) -> RunConfig:
+def for_epochs(config: RunConfig, epochs: int) -> RunConfig:
     """The same network with the same images, for so many epochs; over the last half the rate falls to 0."""
     optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
     return replace(config, optimizer=optimizer)

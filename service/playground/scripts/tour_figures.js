@@ -2,6 +2,8 @@
 
 import { element } from "./dom.js";
 
+const LONGEST = 12; // of the curve, which is flat there
+
 /** The numbers of a pose as bars to both sides of a line, [{set}], and the element that holds them. */
 export function poseBars(size) {
   const rows = Array.from({ length: size }, (_, index) => {
@@ -43,7 +45,8 @@ export function slider(name, { min, max, step = 1, value, unit }, onMove) {
 /** The curve of squashing with a dot for each class, where its length came from; `paint` draws it once it is on the page. */
 export function squashCurve(classes) {
   const [width, height, left, bottom] = [640, 400, 56, 48];
-  const maxLength = Math.max(5, ...classes.map(({ probability }) => unsquash(probability)));
+  const lengths = classes.map(({ probability }) => Math.min(unsquash(probability), LONGEST));
+  const maxLength = Math.max(5, ...lengths);
   const canvas = element("canvas", { width, height, class: "curve", role: "img" });
   canvas.setAttribute("aria-label", "Squashing: the length after it over the length before it, with a dot for each class");
   const x = (before) => left + (before / maxLength) * (width - left - 16);
@@ -59,7 +62,7 @@ export function squashCurve(classes) {
     drawing.fillText("length before squashing", width / 2 - 90, height - 8);
     drawing.strokeStyle = style.getPropertyValue("--soft");
     line(drawing, Array.from({ length: 200 }, (_, i) => [x((i / 199) * maxLength), y(squash((i / 199) * maxLength))]));
-    classes.forEach(({ label, probability }, rank) => dot(drawing, style, label, [x(unsquash(probability)), y(probability)], rank === 0));
+    classes.forEach(({ label, probability }, rank) => dot(drawing, style, label, [x(lengths[rank]), y(probability)], rank === 0));
   };
   return { canvas, paint };
 }

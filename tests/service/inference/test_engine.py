@@ -413,6 +413,7 @@ def test_a_run_that_fails_on_its_device_is_not_repeated_on_another(bundle):
 def test_an_explicit_gpu_is_the_one_in_use(bundle, device):
     if PROVIDERS[device] not in ort.get_available_providers():
         pytest.skip(f"this onnxruntime has no {PROVIDERS[device]}")
+    check_device(EngineOptions(device, 8, bundle.parent / "cache"))
     engine = load(bundle, device)
     assert (engine.device, engine.provider) == (device, PROVIDERS[device])
 

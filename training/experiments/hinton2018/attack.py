@@ -36,7 +36,7 @@ from training.experiments.hinton2018.adversarial import (
 )
 from training.experiments.hinton2018.attack_report import plot, report
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
-from training.experiments.medium import medium_form, shortened
+from training.experiments.medium import for_epochs, medium_form
 from training.experiments.runner import Row, Runner, Trained, measure_each, networks_of
 from training.models.build import Network
 
@@ -86,7 +86,7 @@ MEDIUM_FORM = (
 MEDIUM = replace(
     FULL,
     networks={
-        data: {method: shortened(config, MEDIUM_EPOCHS) for method, config in networks.items()}
+        data: {method: for_epochs(config, MEDIUM_EPOCHS) for method, config in networks.items()}
         for data, networks in FULL.networks.items()
     },
     images=MEDIUM_IMAGES,

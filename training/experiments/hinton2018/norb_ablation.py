@@ -9,7 +9,7 @@ from training.config import LossConfig, MatrixCapsNetConfig, RunConfig, load_pre
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
-from training.experiments.medium import medium_form, shortened
+from training.experiments.medium import for_epochs, medium_form
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, data_sets, measure_each, rows_of
 
@@ -69,7 +69,7 @@ MEDIUM_EPOCHS = 5
 MEDIUM_FORM = medium_form("the networks of the full form", MEDIUM_EPOCHS)
 MEDIUM = Plan(
     {
-        data: (shortened(capsules, MEDIUM_EPOCHS), shortened(cnn, MEDIUM_EPOCHS))
+        data: (for_epochs(capsules, MEDIUM_EPOCHS), for_epochs(cnn, MEDIUM_EPOCHS))
         for data, (capsules, cnn) in FULL.networks.items()
     },
     FULL.seeds,

@@ -29,7 +29,7 @@ from training.evaluate.evaluation import BATCH, class_probabilities, evaluate
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
-from training.experiments.medium import shortened
+from training.experiments.medium import for_epochs
 from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of, rows_of
 
 Along = Literal["azimuth", "elevation"]
@@ -78,8 +78,8 @@ FULL = Plan(
             CNN: matched_on_all(load_preset("smallnorb-cnn")),
         },
         TOYS: {
-            CAPSULES: matched_on_all(shortened(stereo.ON_TOYS, TOYS_EPOCHS)),
-            CNN: matched_on_all(shortened(load_preset("toys-cnn"), TOYS_EPOCHS)),
+            CAPSULES: matched_on_all(for_epochs(stereo.ON_TOYS, TOYS_EPOCHS)),
+            CNN: matched_on_all(for_epochs(load_preset("toys-cnn"), TOYS_EPOCHS)),
         },
     },
     (0, 1, 2),

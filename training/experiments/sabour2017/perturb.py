@@ -109,7 +109,7 @@ def _decoded(model: CapsNet, poses: Tensor, digit: int) -> Tensor:
 def _effects(model: CapsNet, poses: Tensor, digit: int, typical: Tensor) -> dict[str, list[float]]:
     """Change of each property as a dimension goes all its settings, one number per dimension.
 
-    It is the mean over images [N], in typical differences [P]: 1 is their standard deviation over the class.
+    It is the mean over images [N], in typical differences [P]: 1 is the standard deviation in the class.
     """
     ends = torch.tensor([-REACH, REACH])
     found = [properties(_decoded(model, moved(part, ends), digit)) for part in poses.split(BATCH)]

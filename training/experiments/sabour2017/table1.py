@@ -8,7 +8,7 @@ from training.config import CapsNetConfig, RunConfig, load_preset
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.evaluate.evaluation import wrong_images
 from training.experiments import figure, markdown
-from training.experiments.medium import medium_form, shortened
+from training.experiments.medium import for_epochs, medium_form
 from training.experiments.paired import compare
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, networks_of, rows_of
@@ -66,7 +66,7 @@ FULL = Plan(
 )
 MEDIUM = Plan(
     {
-        data: (shortened(capsnet, MEDIUM_EPOCHS), shortened(cnn, MEDIUM_EPOCHS))
+        data: (for_epochs(capsnet, MEDIUM_EPOCHS), for_epochs(cnn, MEDIUM_EPOCHS))
         for data, (capsnet, cnn) in FULL.networks.items()
     },
     FULL.seeds,
