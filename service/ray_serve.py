@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from service.models.repository import Repository
     from service.state import Service
 
-QUEUED_PER_REPLICA = 16  # images; one thread takes up to so many as a batch
+QUEUED_PER_REPLICA = 16  # images; up to so many are one batch, more are divided between threads
 QUEUED = "queued_images"
 LOST = "the replica that had this request ended before it answered; send it again"
 

@@ -99,10 +99,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _has_record(options: argparse.Namespace) -> bool:
     """Whether a run can be continued: not if rows went to stdout, a pipe or a device."""
-    if options.ray or options.out == "-":
-        return bool(options.ray)
-    # With --overwrite it may be that of the earlier run.
-    return options.existing != "overwrite" and record_beside(Path(options.out)).exists()
+    if options.ray:
+        return True
+    if options.out == "-" or options.existing == "overwrite":  # the record may be that of an earlier run
+        return False
+    return record_beside(Path(options.out)).exists()
 
 
 def _run(options: argparse.Namespace) -> int:
