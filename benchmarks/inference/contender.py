@@ -156,14 +156,14 @@ def open_service(bundle: Path, threads: int) -> Run:
 
     options = EngineOptions("cpu", max_batch=0, cache=bundle.parent / "cache", threads=threads)
     engine = load_engine(bundle, read_manifest(bundle).model, options)
-    workers = ThreadPoolExecutor(engine.workers)
+    executor = ThreadPoolExecutor(engine.parallel_batches)
 
     def run(pixels: Floats) -> tuple[Floats, Floats]:
         if len(pixels) <= engine.max_batch:
             return engine.encode(pixels)
-        runs_per_worker = math.ceil(len(pixels) / (engine.workers * engine.max_batch))
-        parts = np.array_split(pixels, min(len(pixels), engine.workers * runs_per_worker))
-        found = list(workers.map(partial(engine.encode, exclusive=False), parts))
+        runs_per_thread = math.ceil(len(pixels) / (engine.parallel_batches * engine.max_batch))
+        parts = np.array_split(pixels, min(len(pixels), engine.parallel_batches * runs_per_thread))
+        found = list(executor.map(partial(engine.encode, exclusive=False), parts))
         probabilities, poses = (np.concatenate(outputs) for outputs in zip(*found, strict=True))
         return probabilities, poses
 

@@ -15,7 +15,7 @@ other to whichever was the fastest in that round, so it may differ from that of 
 
 The plain graph is the bundle's on ONNX Runtime. Ours is, at each size, the graph that export/optimize chooses
 on this machine before anything else is measured; it stands in bold. As served are the sessions that a service
-has, several of them, with a batch shared between workers; it is meant to be within 5 % of the best variant.
+has, several of them, with a batch shared between threads; it is meant to be within 5 % of the best variant.
 
 The last column, "differs by", is the largest difference of an output from the plain graph's, at any size.
 Memory is the highest resident memory of the process until it has run batches of that size and the smaller

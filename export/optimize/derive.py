@@ -24,7 +24,7 @@ from export.optimize.choice import (
 )
 from export.optimize.encoder import NotOptimizableError
 from export.optimize.measure import SIZES, measure
-from export.optimize.plan import FILE, MAX_WORKERS, PLAIN, Plan, Variant, files_of, read_plan
+from export.optimize.plan import FILE, MAX_PARALLEL_BATCHES, PLAIN, Plan, Variant, files_of, read_plan
 from export.optimize.rewrite import rewritten
 
 LARGE_TENSOR_BYTES = 64 * 1024
@@ -186,8 +186,8 @@ def _plan(
     shared = exclusive
     if shared_threads < exclusive_threads:
         sessions = open_variants(exact, shared_threads, prepared=True)
-        workers = min(exclusive_threads // shared_threads, MAX_WORKERS)
-        shared = measure(sessions, sizes, workers=workers, between=between)
+        parallel = min(exclusive_threads // shared_threads, MAX_PARALLEL_BATCHES)
+        shared = measure(sessions, sizes, parallel=parallel, between=between)
     return Plan(
         exclusive=choose(exclusive.milliseconds),
         shared=choose(shared.milliseconds),

@@ -58,7 +58,7 @@ def measure(
     sessions: Mapping[Name, ort.InferenceSession],
     sizes: Sequence[int],
     *,
-    workers: int = 1,
+    parallel: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> Times[Name]:
     """Time each variant at each size of batch.
@@ -66,7 +66,7 @@ def measure(
     Args:
         sessions: by variant.
         sizes: images in a batch.
-        workers: how many threads run batches side by side.
+        parallel: how many batches run side by side.
         between: is called between two blocks.
     """
     times = Times({variant: {} for variant in sessions})
@@ -77,7 +77,7 @@ def measure(
         while rivals := undecided(best, is_late=time.perf_counter() > until):
             for variant in rivals:
                 between()
-                best[variant].append(_block(sessions[variant], feeds, workers, times))
+                best[variant].append(_block(sessions[variant], feeds, parallel, times))
         for variant, found in best.items():
             times.milliseconds[variant][size] = min(found)
     return times
@@ -120,10 +120,10 @@ def _came_twice(best: Sequence[float]) -> bool:
 
 
 def _block(
-    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], workers: int, times: Times[Name]
+    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], parallel: int, times: Times[Name]
 ) -> float:
     """Milliseconds of the best of some runs in a row; what they waited and took is added to the times."""
-    with _other_workers(session, feeds, workers - 1):
+    with _others(session, feeds, parallel - 1):
         session.run(None, feeds)  # its weights come back into the caches; memory is set aside
         began, waited_s, best, runs = time.perf_counter(), _waited_s(), math.inf, 0
         while runs < MIN_RUNS or time.perf_counter() < began + BLOCK_S:
@@ -137,8 +137,8 @@ def _block(
 
 
 @contextmanager
-def _other_workers(
-    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], workers: int
+def _others(
+    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], others: int
 ) -> Iterator[None]:
     """Meanwhile, run the same batch again and again on other threads."""
     is_over = Event()
@@ -147,7 +147,7 @@ def _other_workers(
         while not is_over.is_set():
             session.run(None, feeds)
 
-    threads = [Thread(target=run) for _ in range(workers)]
+    threads = [Thread(target=run) for _ in range(others)]
     for thread in threads:
         thread.start()
     try:

@@ -20,7 +20,7 @@ from export.contract.architecture import StatedArchitecture
 Variant = Literal["plain", "toom_cook_1d", "toom_cook_2d", "em_moments"]
 
 FILE = "plan.json"
-MAX_WORKERS = 4  # batches that a service runs side by side
+MAX_PARALLEL_BATCHES = 4  # batches that a service runs side by side
 MAX_WAITED = 0.1  # on idle cores threads wait for less than a hundredth of the time
 
 

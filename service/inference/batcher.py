@@ -1,19 +1,19 @@
-"""Worker threads that run the graphs of one model version, in batches of whatever waits for them.
+"""Threads that run the graphs of one model version, in batches of whatever waits for them.
 
-Each graph has a queue. The moment a worker is free it takes the job that has waited longest, and with it
+Each graph has a queue. The moment a thread is free it takes the job that has waited longest, and with it
 others of the same graph, up to the largest batch. So batches grow under load by themselves, and a lone
 request waits for nothing. All queues together are bounded in images. A request larger than a batch is run a
 batch at a time and goes to the end of its queue after each, so that it does not delay small ones.
 
-On a CPU there are several workers. A batch may run exclusively, with all cores, which is fastest for a lone
+On a CPU there are several threads. A batch may run exclusively, with all cores, which is fastest for a lone
 request; or batches share the cores, which keeps them busy while one of the batches waits, for its slowest
 part or for a core that the event loop has taken. If cores were shared a moment ago, a batch does not take
 them all: one on all cores with another beside it is slower than two that share.
 
 An image in a large batch costs a fraction of a single one. So where many requests come at the same time, a
-worker does not start with the first of them: for some milliseconds, the batch window, it waits until there
+thread does not start with the first of them: for some milliseconds, the batch window, it waits until there
 are as many as there were a moment ago, and runs them with all cores. If that is more than a batch holds, each
-worker waits for its share of them. Where there are few requests, nobody waits.
+thread waits for its share of them. Where there are few requests, nobody waits.
 
 Every request gets a result or an error, whatever happens: if a batch fails, its requests are run one at a
 time, so that only the one at fault fails. If a thread dies, which only a fault of this code can bring about,
@@ -39,14 +39,14 @@ from service.observability.metrics import ModelMetrics
 from service.observability.timings import timings_of_request
 
 RECENT_S = 0.05  # about the time of a large batch: clients that it answers are back by then
-BATCH_WINDOW_S = 0.01  # how long a worker waits for a large batch; RECENT_S if other batches run meanwhile
+BATCH_WINDOW_S = 0.01  # how long a thread waits for a large batch; RECENT_S if other batches run meanwhile
 EXCLUSIVE_IMAGES = 16  # with more than that, two batches that share the cores are faster than one
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Worker:
+class _Runner:
     """An inference thread and what it does.
 
     Attributes:
@@ -74,11 +74,11 @@ class _Worker:
 
 
 class Batcher:
-    """The queues of a model version's graphs and the workers that empty them.
+    """The queues of a model version's graphs and the threads that empty them.
 
     Args:
         name: of the threads, for logs and debuggers.
-        workers: how many threads.
+        parallel_batches: how many threads, each of which runs a batch at a time.
         max_batch: maximum images per run.
         queue_images: maximum images that wait, in all queues together.
         deadline_ms: how long a submission may take, in milliseconds.
@@ -95,7 +95,7 @@ class Batcher:
         self,
         name: str,
         *,
-        workers: int,
+        parallel_batches: int,
         max_batch: int,
         queue_images: int,
         deadline_ms: int,
@@ -111,13 +111,15 @@ class Batcher:
         self._lock = threading.Lock()  # guards all of the above and below
         self._stopped = False  # closed or given up
         self.given_up = False
-        self._workers = [_Worker(number, threading.Condition(self._lock)) for number in range(workers)]
+        self._runners = [
+            _Runner(number, threading.Condition(self._lock)) for number in range(parallel_batches)
+        ]
         # The one that fell asleep last wakes first: its caches are warm, and its session's scratch memory.
-        self._asleep: list[_Worker] = []
-        self._shared_at = -math.inf  # time.monotonic() when there was last work for more than one worker
+        self._asleep: list[_Runner] = []
+        self._shared_at = -math.inf  # time.monotonic() when there was last work for more than one runner
         try:
-            for worker in self._workers:
-                self._start(worker)
+            for runner in self._runners:
+                self._start(runner)
         except RuntimeError:
             self.close()
             raise
@@ -169,8 +171,8 @@ class Batcher:
         """Every thread is alive, and its batch has not taken longer than a request may wait."""
         long_ago = time.monotonic() - self._deadline_s
         return not self.given_up and all(
-            worker.is_alive and (worker.busy_since is None or worker.busy_since > long_ago)
-            for worker in self._workers
+            runner.is_alive and (runner.busy_since is None or runner.busy_since > long_ago)
+            for runner in self._runners
         )
 
     def close(self) -> None:
@@ -183,9 +185,9 @@ class Batcher:
         for job in left:
             job.fail(self._taken_down())
         until = time.monotonic() + self._deadline_s
-        for worker in self._workers:
-            if worker.thread:
-                worker.thread.join(max(0.0, until - time.monotonic()))
+        for runner in self._runners:
+            if runner.thread:
+                runner.thread.join(max(0.0, until - time.monotonic()))
 
     async def _result(self, queue: GraphQueue, job: Job) -> Arrays:
         self._enqueue(queue, job)
@@ -214,11 +216,11 @@ class Batcher:
                     f"there is no room for {job.images} more"
                 )
             self._put(queue, job)
-            users = [worker for worker in self._workers if worker.queue is queue]
+            users = [runner for runner in self._runners if runner.queue is queue]
             # Not those that are answered: a client may be back before the thread has let go of its batch.
-            running = sum(not part.job.future.done() for worker in users for part in worker.batch)
+            running = sum(not part.job.future.done() for runner in users for part in runner.batch)
             queue.concurrent.note(job.arrived, len(queue.jobs) + running)
-            collecting = next((worker for worker in users if worker.is_collecting), None)
+            collecting = next((runner for runner in users if runner.is_collecting), None)
             if collecting is None:
                 self._wake_one()
             elif queue.waiting >= queue.wanted:
@@ -237,100 +239,100 @@ class Batcher:
         self._stopped = True
         while self._asleep:
             self._wake_one()
-        for worker in self._workers:
-            if worker.is_collecting:
-                worker.wake.notify()
+        for runner in self._runners:
+            if runner.is_collecting:
+                runner.wake.notify()
         return [job for queue in self._queues for job in queue.clear()]
 
     # -- the threads ------------------------------------------------------------------------------------
 
-    def _start(self, worker: _Worker) -> None:
-        name = f"inference-{self._name}-{worker.number}"
-        thread = threading.Thread(target=self._work, args=[worker], name=name, daemon=True)
+    def _start(self, runner: _Runner) -> None:
+        name = f"inference-{self._name}-{runner.number}"
+        thread = threading.Thread(target=self._work, args=[runner], name=name, daemon=True)
         thread.start()
-        worker.thread = thread
+        runner.thread = thread
 
-    def _work(self, worker: _Worker) -> None:
+    def _work(self, runner: _Runner) -> None:
         """Run batches until stopped; if the thread dies, nobody is left waiting for it."""
         try:
-            while queue := self._take_batch(worker):
-                self._run(queue, worker.batch, exclusive=worker.is_exclusive)
-                worker.batch, worker.busy_since = [], None
+            while queue := self._take_batch(runner):
+                self._run(queue, runner.batch, exclusive=runner.is_exclusive)
+                runner.batch, runner.busy_since = [], None
         except BaseException:  # of this code: what a graph raises is handed to its requests
             log.critical("an inference thread of %s died", self._name, exc_info=True)
-            self._give_up(worker)
+            self._give_up(runner)
 
-    def _give_up(self, worker: _Worker) -> None:
+    def _give_up(self, runner: _Runner) -> None:
         """Answer the dead thread's batch and whatever waits; the other threads end after their batches."""
         with self._lock:
             self.given_up = True
-            left = [*(part.job for part in worker.batch), *self._stop()]
+            left = [*(part.job for part in runner.batch), *self._stop()]
         for job in left:
             job.fail(self._died())
 
-    def _take_batch(self, worker: _Worker) -> GraphQueue | None:
+    def _take_batch(self, runner: _Runner) -> GraphQueue | None:
         """Wait for work and take a batch of it; returns the batch's queue, None once stopped."""
         with self._lock:
-            while not worker.batch and not self._stopped:
-                worker.queue = self._next_queue()
-                if worker.queue is None:
-                    self._asleep.append(worker)
-                    worker.wake.wait_for(lambda: worker not in self._asleep)
+            while not runner.batch and not self._stopped:
+                runner.queue = self._next_queue()
+                if runner.queue is None:
+                    self._asleep.append(runner)
+                    runner.wake.wait_for(lambda: runner not in self._asleep)
                     continue
-                self._collect(worker, worker.queue)
-                self._take(worker, worker.queue)
+                self._collect(runner, runner.queue)
+                self._take(runner, runner.queue)
             now = time.monotonic()
             if any(queue.jobs for queue in self._queues) or self._is_any_busy():
                 self._shared_at = now
-            worker.busy_since, worker.is_exclusive = now, now > self._shared_at + RECENT_S
+            runner.busy_since, runner.is_exclusive = now, now > self._shared_at + RECENT_S
             if self._next_queue():  # such as the rest of a large request
                 self._wake_one()
-            return worker.queue if worker.batch else None
+            return runner.queue if runner.batch else None
 
     def _next_queue(self) -> GraphQueue | None:
-        """The queue whose first job is next, except those for which another worker collects a batch."""
+        """The queue whose first job is next, except those for which another thread collects a batch."""
         waiting = [queue for queue in self._queues if queue.jobs and not self._is_collected(queue)]
         return min(waiting, key=lambda queue: queue.jobs[0].ticket, default=None)
 
     def _is_collected(self, queue: GraphQueue) -> bool:
-        return any(worker.is_collecting and worker.queue is queue for worker in self._workers)
+        return any(runner.is_collecting and runner.queue is queue for runner in self._runners)
 
     def _is_any_busy(self) -> bool:
-        return any(worker.busy_since for worker in self._workers)
+        return any(runner.busy_since for runner in self._runners)
 
-    def _collect(self, worker: _Worker, queue: GraphQueue) -> None:
+    def _collect(self, runner: _Runner, queue: GraphQueue) -> None:
         """Wait for a large batch if there can be one: of all concurrent requests, else of a share of them."""
         if queue.large_batch_above is None:
             return
         concurrent = queue.concurrent.at(time.monotonic())
         takes_all = concurrent <= min(queue.max_batch, EXCLUSIVE_IMAGES)
-        images = concurrent if takes_all else min(queue.max_batch, concurrent // len(self._workers))
+        images = concurrent if takes_all else min(queue.max_batch, concurrent // len(self._runners))
         if images > queue.large_batch_above:
-            worker.is_collecting, queue.wanted = True, images
-            self._wait_for_images(worker, queue, while_others_run=takes_all)
-            worker.is_collecting = False
+            runner.is_collecting, queue.wanted = True, images
+            self._wait_for_images(runner, queue, while_others_run=takes_all)
+            runner.is_collecting = False
 
-    def _wait_for_images(self, worker: _Worker, queue: GraphQueue, *, while_others_run: bool) -> None:
+    def _wait_for_images(self, runner: _Runner, queue: GraphQueue, *, while_others_run: bool) -> None:
         """Wait for the wanted images for BATCH_WINDOW_S, which may begin when others have finished."""
         now = time.monotonic()
         until, latest = now + BATCH_WINDOW_S, now + RECENT_S
         while queue.waiting < queue.wanted and now < until and not self._stopped:
-            worker.wake.wait(until - now)
+            runner.wake.wait(until - now)
             now = time.monotonic()
             if while_others_run and self._is_any_busy():
                 until = min(now + BATCH_WINDOW_S, latest)
 
-    def _take(self, worker: _Worker, queue: GraphQueue) -> None:
+    def _take(self, runner: _Runner, queue: GraphQueue) -> None:
         """Take a batch from a queue; what is left of a large request goes to the queue's end."""
-        queue.take(worker.batch, self._is_wanted)
-        now, batch_images = time.monotonic(), sum(part.images for part in worker.batch)
-        for part in worker.batch:
+        queue.take(runner.batch, self._is_wanted)
+        now, batch_images = time.monotonic(), sum(part.images for part in runner.batch)
+        for part in runner.batch:
             if part.start == 0:
                 part.job.batch_images, part.job.started = batch_images, now
                 self._metrics.queued_for(now - part.job.arrived)
                 queue.statistics.queued_for(now - part.job.arrived)
-        if worker.batch and worker.batch[-1].job.left:
-            self._put(queue, worker.batch[-1].job)
+        if runner.batch and runner.batch[-1].job.left:
+            self._put(queue, runner.batch[-1].job)
 
     def _is_wanted(self, job: Job) -> bool:
         """Somebody still waits for the job, and it is not too late for it."""

@@ -26,7 +26,7 @@ class Engine:
         device: the device in use.
         max_batch: images per run of the encoder, at most.
         decoder_max_batch: of the decoder.
-        workers: how many threads may call at the same time.
+        parallel_batches: how many threads may call at the same time.
         encoder: the sessions of the encoder.
         decoder: the session of the decoder, if the bundle has one.
         precision: of the encoder's products.
@@ -37,7 +37,7 @@ class Engine:
     device: UsedDevice
     max_batch: int
     decoder_max_batch: int
-    workers: int
+    parallel_batches: int
     encoder: SessionPool
     decoder: Session | None
     precision: Precision = "float32"
@@ -57,7 +57,7 @@ class Engine:
     def decode(self, poses: Floats, mask: Floats, *, exclusive: bool = True) -> tuple[Floats]:
         """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1.
 
-        At most `decoder_max_batch` of them. Exclusive or not, it runs with one worker's share of the cores,
+        At most `decoder_max_batch` of them. Exclusive or not, it runs with one thread's share of the cores,
         which is enough for it.
         """
         assert self.decoder is not None
@@ -67,7 +67,7 @@ class Engine:
     def explain(self, pixels: Floats, *, exclusive: bool = True) -> tuple[Floats, ...]:
         """Pixels [N, H, W, C] in 0-1 to the outputs of the explain graph, in the manifest's order.
 
-        Exclusive or not, it runs with one worker's share of the cores.
+        Exclusive or not, it runs with one thread's share of the cores.
 
         Raises:
             NoExplainGraphError: the graph cannot be loaded any more; see `ExplainSession.run`.

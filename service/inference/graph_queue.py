@@ -47,9 +47,9 @@ class GraphQueue:
 
     Attributes:
         jobs: in their order; those of a large request go to the end after each batch.
-        waiting: images that no worker has taken.
+        waiting: images that no thread has taken.
         concurrent: requests that recently waited or ran at the same time.
-        wanted: images that a worker waits for, while it collects a large batch.
+        wanted: images that a thread waits for, while it collects a large batch.
         statistics: of the graph; has a lock of its own.
     """
 

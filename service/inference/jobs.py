@@ -29,7 +29,7 @@ class Job:
         deadline: time.monotonic() after which nobody waits for it.
         started: time.monotonic() of the first batch with images of it; None if it still waits.
         batch_images: images in that batch.
-        taken: images that a worker has taken so far.
+        taken: images that a thread has taken so far.
         ticket: its place among all jobs of a batcher; the lowest is next.
         outputs: of its slices so far, by the slice's first image; belongs to the event loop.
     """
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def left(self) -> int:
-        """Images that no worker has taken."""
+        """Images that no thread has taken."""
         return self.images - self.taken
 
     def parts(self) -> list[Part]:

@@ -14,7 +14,7 @@ from export.contract.interface import check_contract
 from export.contract.manifest import BundleError, Manifest, Role, read_checked, read_manifest
 from export.contract.processors import usable_cpus
 from export.contract.samples import read_samples
-from export.optimize.plan import MAX_WORKERS
+from export.optimize.plan import MAX_PARALLEL_BATCHES
 from service.inference.checks import check_explainer, check_half, check_samples
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
@@ -100,10 +100,10 @@ def _checked(engine: Engine, graphs: Mapping[Role, bytes], samples: Mapping[str,
 def _open(
     graphs: Mapping[Role, bytes], manifest: Manifest, device: UsedDevice, options: EngineOptions
 ) -> Engine:
-    """The sessions of a bundle's graphs: on a CPU one worker per core, up to MAX_WORKERS, else one."""
+    """The sessions of a bundle's graphs: on a CPU one batch per core, up to MAX_PARALLEL_BATCHES."""
     threads = (options.threads or usable_cpus()) if device == "cpu" else 1
-    workers = min(threads, MAX_WORKERS)
-    share = threads // workers
+    parallel_batches = min(threads, MAX_PARALLEL_BATCHES)
+    share = threads // parallel_batches
     decoder_max_batch = options.largest_batch(device)
     max_batch = options.largest_batch(device, manifest.architecture)
     options = options._replace(max_batch=max_batch)
@@ -115,7 +115,14 @@ def _open(
             content = halved(content, manifest)
         encoder_pool = pool_of_one(open_session(content, graph, device, options, threads))
     engine = Engine(
-        manifest, device, max_batch, decoder_max_batch, workers, encoder_pool, None, options.precision
+        manifest,
+        device,
+        max_batch,
+        decoder_max_batch,
+        parallel_batches,
+        encoder_pool,
+        decoder=None,
+        precision=options.precision,
     )
     if "decoder" not in graphs:
         return engine
@@ -138,7 +145,7 @@ def _with_explainer(
     """The engine with the explain graph, if there is one, which passes the samples."""
     if "explain" not in graphs:
         return engine
-    threads = (options.threads or usable_cpus()) // MAX_WORKERS or 1
+    threads = (options.threads or usable_cpus()) // MAX_PARALLEL_BATCHES or 1
     try:
         explainer = ExplainSession(bundle, engine.manifest, graphs["explain"], threads)
         check_explainer(explainer, graphs["encoder"], samples)

@@ -33,7 +33,7 @@ class LoadedGraph(NamedTuple):
     Attributes:
         model: the bundle's name.
         device: that it runs on.
-        workers: inference threads.
+        parallel_batches: how many batches run side by side, each on an inference thread.
         max_batch: images in a batch.
         statistics: see `GraphStatistics.describe`.
     """
@@ -42,7 +42,7 @@ class LoadedGraph(NamedTuple):
     version: int
     role: Role
     device: str
-    workers: int
+    parallel_batches: int
     max_batch: int
     statistics: dict[str, Any]
 

@@ -76,7 +76,7 @@ class LoadedModel(ServedModel):
                 self.version,
                 role,
                 "cpu" if role == "explain" else engine.device,
-                engine.workers,
+                engine.parallel_batches,
                 queue.max_batch,
                 queue.statistics.describe(),
             )
@@ -109,7 +109,7 @@ def start_model(
     try:
         batcher = Batcher(
             f"{model}/{version}",
-            workers=engine.workers,
+            parallel_batches=engine.parallel_batches,
             max_batch=engine.decoder_max_batch,
             queue_images=settings.queue_images,
             deadline_ms=settings.deadline_ms,

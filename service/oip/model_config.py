@@ -32,7 +32,7 @@ async def describe_config(model: OipModel, models: Models, settings: Settings) -
         "input": [_describe(tensor) for tensor in model.graph.inputs],
         "output": [_describe(tensor) for tensor in model.graph.outputs],
         "instance_group": [
-            {"kind": "KIND_CPU" if loaded.device == "cpu" else "KIND_GPU", "count": loaded.workers}
+            {"kind": "KIND_CPU" if loaded.device == "cpu" else "KIND_GPU", "count": loaded.parallel_batches}
         ],
         "default_model_filename": model.graph.file,
         "dynamic_batching": {"preferred_batch_size": [loaded.max_batch]},

@@ -64,9 +64,9 @@ def test_between_two_blocks_the_decoder_runs():
     assert set(names[::2]) == {"decoder"}
 
 
-def test_where_a_service_has_two_workers_another_thread_runs_the_same_batches():
+def test_where_a_service_runs_two_batches_side_by_side_another_thread_runs_the_same():
     by_thread: dict[int, set[tuple[str, int]]] = {}
-    for name, images, thread in recorded([3], workers=2):
+    for name, images, thread in recorded([3], parallel=2):
         by_thread.setdefault(thread, set()).add((name, images))
     mine = by_thread.pop(threading.get_ident())
     by_thread.pop(0)  # the decoder

@@ -68,7 +68,7 @@ class Noted:
 
 def make_batcher(observer: Noted | None = None, **changes: int) -> Batcher:
     facts = {
-        "workers": 1,
+        "parallel_batches": 1,
         "max_batch": 8,
         "queue_images": 100,
         "deadline_ms": WAIT_S * 1000,
@@ -88,8 +88,8 @@ async def started(condition: Callable[[], bool]) -> None:
 
 
 def is_collected_for(batcher: Batcher) -> bool:
-    """Whether a worker waits for a large batch."""
-    return any(worker.is_collecting for worker in batcher._workers)
+    """Whether a thread waits for a large batch."""
+    return any(runner.is_collecting for runner in batcher._runners)
 
 
 async def while_held(graph: Doubling, batcher: Batcher, *waiting: np.ndarray) -> list[asyncio.Task]:
@@ -141,7 +141,7 @@ def test_a_request_larger_than_a_batch_is_split_and_put_together_again():
 
 def test_nothing_waits_after_requests_larger_than_a_batch():
     async def scenario() -> None:
-        with closing(make_batcher(workers=2)) as batcher:
+        with closing(make_batcher(parallel_batches=2)) as batcher:
             graph = Doubling()
             for _ in range(4):  # as many images in all as the queue holds thrice
                 await asyncio.gather(*(graph.submit(batcher, images(*range(n))) for n in (45, 3, 30)))
@@ -196,11 +196,11 @@ def test_graphs_take_turns_in_the_order_of_their_requests():
     asyncio.run(scenario())
 
 
-def test_while_one_worker_collects_a_batch_another_runs_the_other_graph(monkeypatch):
+def test_while_one_thread_collects_a_batch_another_runs_the_other_graph(monkeypatch):
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)
 
     async def scenario() -> None:
-        with closing(make_batcher(workers=2)) as batcher:
+        with closing(make_batcher(parallel_batches=2)) as batcher:
             graph, other = Doubling(large_batch_above=2), Doubling()
             many = await while_held(graph, batcher, *(images(n) for n in range(8)))
             graph.gate.set()
@@ -431,9 +431,9 @@ def test_a_request_that_fails_in_a_late_slice_fails_whole_and_once():
     asyncio.run(scenario())
 
 
-def test_workers_run_side_by_side_and_know_it():
+def test_threads_run_side_by_side_and_know_it():
     async def scenario() -> None:
-        with closing(make_batcher(workers=2)) as batcher:
+        with closing(make_batcher(parallel_batches=2)) as batcher:
             graph = Doubling()
             both = await while_held(graph, batcher, images(1))
             await started(lambda: len(graph.exclusive) == 2)
@@ -444,9 +444,9 @@ def test_workers_run_side_by_side_and_know_it():
     asyncio.run(scenario())
 
 
-def test_a_worker_that_sleeps_takes_the_rest_of_a_large_request():
+def test_a_thread_that_sleeps_takes_the_rest_of_a_large_request():
     async def scenario() -> None:
-        with closing(make_batcher(workers=2, max_batch=2)) as batcher:
+        with closing(make_batcher(parallel_batches=2, max_batch=2)) as batcher:
             graph = Doubling()
             graph.gate.clear()
             await started(lambda: len(batcher._asleep) == 2)
@@ -458,7 +458,7 @@ def test_a_worker_that_sleeps_takes_the_rest_of_a_large_request():
     asyncio.run(scenario())
 
 
-def test_where_many_are_on_their_way_a_worker_waits_for_more_than_the_first(monkeypatch):
+def test_where_many_are_on_their_way_a_thread_waits_for_more_than_the_first(monkeypatch):
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
@@ -476,11 +476,11 @@ def test_where_many_are_on_their_way_a_worker_waits_for_more_than_the_first(monk
     asyncio.run(scenario())
 
 
-def test_where_two_workers_would_have_small_batches_one_collects_for_both(monkeypatch):
+def test_where_two_threads_would_have_small_batches_one_collects_for_both(monkeypatch):
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
-        with closing(make_batcher(workers=2)) as batcher:
+        with closing(make_batcher(parallel_batches=2)) as batcher:
             graph = Doubling(large_batch_above=2)
             many = await while_held(graph, batcher, images(1), images(2))
             graph.gate.set()
@@ -508,11 +508,11 @@ def test_where_few_are_on_their_way_nobody_waits_for_more(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_a_worker_collects_no_longer_than_it_may_though_another_is_busy(monkeypatch):
+def test_a_thread_collects_no_longer_than_it_may_though_another_is_busy(monkeypatch):
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
-        with closing(make_batcher(workers=2)) as batcher:
+        with closing(make_batcher(parallel_batches=2)) as batcher:
             graph, other = Doubling(large_batch_above=2), Doubling()
             many = await while_held(graph, batcher, *(images(n) for n in range(4)))
             graph.gate.set()
@@ -527,16 +527,16 @@ def test_a_worker_collects_no_longer_than_it_may_though_another_is_busy(monkeypa
     asyncio.run(scenario())
 
 
-def test_more_than_sixteen_are_shared_between_workers_though_one_batch_could_hold_them(monkeypatch):
+def test_more_than_sixteen_are_shared_between_threads_though_one_batch_could_hold_them(monkeypatch):
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
-        with closing(make_batcher(workers=2, max_batch=32)) as batcher:
+        with closing(make_batcher(parallel_batches=2, max_batch=32)) as batcher:
             graph = Doubling(large_batch_above=2)
             many = await while_held(graph, batcher, *(images(n) for n in range(20)))
             graph.gate.set()
             await asyncio.gather(*many)  # the last batch of these may be small, and is not waited for
-            # From now on a worker that collects for both is too late.
+            # From now on a thread that collects for both is too late.
             monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)
             share = asyncio.gather(*(graph.submit(batcher, images(n)) for n in range(10)))
             await asyncio.wait_for(share, WAIT_S)
@@ -553,7 +553,7 @@ def test_requests_that_are_answered_do_not_count_as_running(monkeypatch):
         assert let_go.wait(WAIT_S)
 
     async def scenario() -> None:
-        with closing(make_batcher(workers=2)) as batcher:
+        with closing(make_batcher(parallel_batches=2)) as batcher:
             graph = Doubling()
             monkeypatch.setattr(batching, "RECENT_S", WAIT_S)
             monkeypatch.setattr(batching, "deliver", deliver_and_hold)
@@ -569,7 +569,7 @@ def test_requests_that_are_answered_do_not_count_as_running(monkeypatch):
 
 
 def test_closing_does_not_wait_for_the_batch_window(monkeypatch):
-    # A worker that is not woken outlives the closing.
+    # A thread that is not woken outlives the closing.
     monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
@@ -583,14 +583,14 @@ def test_closing_does_not_wait_for_the_batch_window(monkeypatch):
         batcher.close()
         with pytest.raises(OverloadedError, match="taken down"):
             await last
-        assert not [worker for worker in batcher._workers if worker.is_alive]
+        assert not [runner for runner in batcher._runners if runner.is_alive]
 
     asyncio.run(scenario())
 
 
-def test_slices_that_workers_finish_out_of_order_are_put_together_in_order():
+def test_slices_that_threads_finish_out_of_order_are_put_together_in_order():
     async def scenario() -> None:
-        with closing(make_batcher(workers=2, max_batch=2, queue_images=1000)) as batcher:
+        with closing(make_batcher(parallel_batches=2, max_batch=2, queue_images=1000)) as batcher:
             many = np.arange(301, dtype=np.float32)[:, None]
             (result,) = await Doubling().submit(batcher, many)
             np.testing.assert_array_equal(result, many * 2)
@@ -619,14 +619,14 @@ def test_a_thread_that_dies_answers_its_batch_and_the_queue_and_nothing_more_is_
 
 def test_a_thread_that_dies_ends_the_others_once_they_have_finished_their_batches():
     async def scenario() -> None:
-        with closing(make_batcher(workers=3, max_batch=1)) as batcher:  # one dies, one is busy, one sleeps
+        with closing(make_batcher(parallel_batches=3, max_batch=1)) as batcher:  # dying, busy, asleep
             busy, deadly = Doubling(), Doubling()
             [held] = await while_held(busy, batcher)
             with pytest.raises(OverloadedError, match="died"):
                 await deadly.submit(batcher, images(DEADLY))
             busy.gate.set()
             assert (await held)[0] == 0
-            await started(lambda: not any(worker.is_alive for worker in batcher._workers))
+            await started(lambda: not any(runner.is_alive for runner in batcher._runners))
 
     asyncio.run(scenario())
 

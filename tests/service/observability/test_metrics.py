@@ -249,7 +249,7 @@ def test_the_depth_of_a_queue_is_told_in_images():
     observer = metrics.model("tiny", 1)
     batcher = Batcher(
         "tiny/1",
-        workers=1,
+        parallel_batches=1,
         max_batch=4,
         queue_images=100,
         deadline_ms=10_000,

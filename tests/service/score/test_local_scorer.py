@@ -38,5 +38,5 @@ def test_the_setting_says_how_many_threads_compute_unless_a_number_is_given(tmp_
     monkeypatch.setenv("CAPSNET_THREADS", str(threads))
     write_bundle(tmp_path / "tiny" / "1")
     query = Query("tiny", None, None, "auto", poses=False)
-    assert load_local(str(tmp_path), query, batch=1).engine.workers == threads
-    assert load_local(str(tmp_path), query, batch=1, threads=3).engine.workers == 3
+    assert load_local(str(tmp_path), query, batch=1).engine.parallel_batches == threads
+    assert load_local(str(tmp_path), query, batch=1, threads=3).engine.parallel_batches == 3
