@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from threading import Timer, main_thread
 from types import FrameType
 
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
@@ -18,6 +17,7 @@ def leave_quietly_in_imports() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave_or_interrupt)
+        signal.signal(signal.SIGALRM, _leave_or_interrupt)
         sys.unraisablehook = _interrupt_again
 
 
@@ -26,15 +26,23 @@ def _leave_or_interrupt(number: int, frame: FrameType | None) -> None:
     while caller:
         if caller.f_code.co_filename.startswith("<frozen importlib"):
             os._exit(STOPPED_BY_SIGNAL)
+        if caller.f_code is _interrupt_again.__code__:
+            break
         caller = caller.f_back
-    signal.default_int_handler(number, frame)
+    if caller:  # in the hook Python would ignore the interrupt, too
+        _ring_soon()
+    else:
+        signal.default_int_handler(number, frame)
 
 
 def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
     """Where an interrupt came while an object was taken down, Python ignores it: let it come once more."""
-    if ignored.exc_type is not KeyboardInterrupt:
-        return sys.__unraisablehook__(ignored)
-    # A signal ends a sleep or a read, too, which `interrupt_main` would wait for.
-    again = Timer(AGAIN_S, signal.pthread_kill, (main_thread().ident, signal.SIGINT))
-    again.daemon = True
-    return again.start()
+    if ignored.exc_type is KeyboardInterrupt:
+        _ring_soon()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+def _ring_soon() -> None:
+    """Let an alarm interrupt the command: a signal ends a sleep or a read, as `interrupt_main` does not."""
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)

@@ -41,21 +41,40 @@ def test_where_ctrl_c_is_ignored_the_command_runs():
     assert ended.stderr == "capsnet-export: nowhere is not a folder\n"
 
 
-def test_where_python_ignores_the_exception_it_comes_once_more():
+IGNORED_INTERRUPT = """
+import os, signal, time, weakref
+from export.contract.ctrl_c import leave_quietly_in_imports
+
+leave_quietly_in_imports()
+{before}
+
+class Thing: pass
+
+thing = Thing()
+watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+try:
+    del thing
+    time.sleep(3600)
+    print("published")
+except KeyboardInterrupt:
+    print("removed")
+"""
+
+INTERRUPTED_HOOK = """
+set_timer = signal.setitimer
+
+def interrupt(*_):
+    signal.setitimer = set_timer
+    os.kill(os.getpid(), signal.SIGINT)
+
+signal.setitimer = interrupt
+"""
+
+
+@pytest.mark.parametrize("before", ["", INTERRUPTED_HOOK], ids=["once", "and again in the hook"])
+def test_where_python_ignores_the_exception_it_comes_once_more(before):
     """As in a weak reference's callback: the command would go on, sleep to the end, and publish."""
-    code = (
-        "import os, signal, time, weakref\n"
-        "from export.contract.ctrl_c import leave_quietly_in_imports\n"
-        "leave_quietly_in_imports()\n"
-        "class Thing: pass\n"
-        "thing = Thing()\n"
-        "watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
-        "try:\n"
-        "    del thing\n"
-        "    time.sleep(3600)\n"
-        "    print('published')\n"
-        "except KeyboardInterrupt: print('removed')\n"
-    )
+    code = IGNORED_INTERRUPT.format(before=before)
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240
     )
