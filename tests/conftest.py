@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from tests.support.own_iterations import compared_at_own_iterations
 from training.data.datasets import load_split, sources
 from training.models.cuda.device import use_full_float32
 
@@ -123,17 +124,16 @@ def trained_bundle(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     from export.bundle import publish
 
     def export(model: Path) -> None:
-        publish(tiny_run, model, Path("data"))
+        with compared_at_own_iterations():
+            publish(tiny_run, model, Path("data"))
 
     return made_once(tmp_path_factory, "capsnet-drawn", export) / "1"
 
 
 @pytest.fixture
-def own_iterations_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is published is compared at its own routing iterations; other numbers are for test_parity.py."""
-    from export import parity
-
-    monkeypatch.setitem(parity.ROUTING_ITERATIONS, "capsnet", ())
+def own_iterations_only() -> Iterator[None]:
+    with compared_at_own_iterations():
+        yield
 
 
 @pytest.fixture(scope="session")

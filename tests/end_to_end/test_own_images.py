@@ -13,6 +13,7 @@ from export.cli import main as export
 from export.contract.manifest import read_manifest
 from export.parity import IMAGES
 from tests.support.live_service import live_service, settings_for
+from tests.support.own_iterations import compared_at_own_iterations
 from tests.support.small_pictures import saved
 from training.cli import main as train
 from training.config import load_preset
@@ -64,7 +65,8 @@ def run(tmp_path_factory):
 def bundle(run, tmp_path_factory):
     """That run as a user publishes it: models/discs-and-bars/1."""
     out = tmp_path_factory.mktemp("models") / "discs-and-bars"
-    export(["bundle", str(run), "--out", str(out)])
+    with compared_at_own_iterations():
+        export(["bundle", str(run), "--out", str(out)])
     return out / "1"
 
 

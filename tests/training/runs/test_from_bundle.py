@@ -57,10 +57,13 @@ def test_the_weights_are_those_of_the_run_that_was_exported(trained_bundle, tiny
 @pytest.mark.parametrize(
     "change",
     [
-        {"decoder_hidden": ()},
-        {"learned_priors": True},
-        {"none_of_the_above": True, "standardize_per_image": True, "capsule_bias": True},
-        {"stem": (StemConvolution(3, 5, 2),), "kernel": 3},
+        {
+            "learned_priors": True,
+            "none_of_the_above": True,
+            "standardize_per_image": True,
+            "capsule_bias": True,
+        },
+        {"stem": (StemConvolution(3, 5, 2),), "kernel": 3, "decoder_hidden": ()},
     ],
 )
 def test_every_weight_of_every_option_comes_back(change, trained_bundle, tmp_path):
