@@ -21,7 +21,7 @@ from tests.support.smallnorb_files import store
 from tests.support.train_command import status
 from training import cli
 from training.cli import _duration
-from training.config import CapsNetConfig, load_preset
+from training.config import CapsNetConfig, RunConfig, load_preset
 from training.data.own_pictures import configure
 from training.data.run_images import training_batches
 from training.models.build import build
@@ -401,6 +401,14 @@ def test_inspect_prints_a_table_or_json_of_validation_images(tmp_path, capsys):
     assert {of["layer"] for of in found["activity"]} >= {"conv_caps.0", "class_caps"}
 
 
+def stored_weights(run: Path, config: RunConfig) -> Path:
+    """A run with one checkpoint, of random weights."""
+    model = build(config.model)
+    checkpoint.write_config(run, config)
+    checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1), config)
+    return run
+
+
 def test_inspect_needs_two_images_that_were_held_out(tmp_path, capsys):
     for label, count in (("a", 3), ("b", 2)):  # one of the three is tested, and one held out
         (tmp_path / "pictures" / label).mkdir(parents=True)
@@ -408,9 +416,7 @@ def test_inspect_needs_two_images_that_were_held_out(tmp_path, capsys):
             pixels = np.random.default_rng(index).integers(0, 256, (20, 20), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pictures" / label / f"{index}.png")
     config = configure(load_preset("matrix-mnist"), tmp_path / "pictures")
-    run, model = tmp_path / "run", build(config.model)
-    checkpoint.write_config(run, config)
-    checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1), config)
+    run = stored_weights(tmp_path / "run", config)
     assert status("inspect", run, "--device", "cpu") == 2
     assert f"{run}: its run held out one image, at least two are needed" in capsys.readouterr().err
 
@@ -418,5 +424,9 @@ def test_inspect_needs_two_images_that_were_held_out(tmp_path, capsys):
 def test_inspect_says_what_it_is_for(tmp_path, capsys):
     assert status("inspect", stored_run(tmp_path / "run"), "--device", "cpu") == 2
     assert "is a capsnet: inspect measures the activations of matrix capsules" in capsys.readouterr().err
+    matrices, data = load_preset("matrix-mnist").model, load_preset("multimnist").data
+    pairs = RunConfig(model=replace(matrices, image_size=36, standardize_per_image=False), data=data)
+    assert status("inspect", stored_weights(tmp_path / "pairs", pairs), "--device", "cpu") == 2
+    assert "learned from multimnist: inspect measures images of one object" in capsys.readouterr().err
     assert status("inspect", tmp_path / "nothing") == 2
     assert "is neither a run of capsnet-train nor a bundle" in capsys.readouterr().err

@@ -29,7 +29,6 @@ from training.evaluate.evaluation import evaluate
 from training.fit.loop import Limits
 from training.fit.session import training_session
 from training.models.build import Network
-from training.models.matrix_capsules import MATRIX_NOISE
 from training.runs import checkpoint, provenance
 from training.runs.open_run import open_run
 
@@ -406,7 +405,9 @@ def _ablations(config: RunConfig) -> str:
         "mixing proportions": model.mixing_proportions,
         "the official code's routing": model.official_routing,
         f"density to the power {model.density_exponent:g} in the E-step": model.density_exponent != 1,
-        f"matrices of the identity and noise of {model.matrix_noise:g}": model.matrix_noise != MATRIX_NOISE,
+        f"matrices of the identity and noise of {model.matrix_noise:g}": (
+            model.matrix_noise != MatrixCapsNetConfig.matrix_noise
+        ),
         f"{config.loss.classification} loss": config.loss.classification != "spread",
     }
     return "".join(f", {what}" for what, is_so in others.items() if is_so)

@@ -50,7 +50,7 @@ def training_session(
 
 def _session(device: torch.device, config: RunConfig, processes: Processes) -> checkpoint.Progress:
     """Hardware, command and commit, as this session of a run notes them."""
-    hardware, there = provenance.hardware(device, config.model), provenance.machines()
+    hardware, there = provenance.hardware(device, config), provenance.machines()
     several = f"{processes.count} processes" + (f" on {there} machines" if there > 1 else "")
     return checkpoint.Progress(
         hardware=hardware if processes.count == 1 else f"{several}, each on {hardware}",

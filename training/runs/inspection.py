@@ -33,7 +33,8 @@ def inspect_network(
 
     Raises:
         FileNotFoundError: `path` is neither, or a file of the data set, or its pictures, are not there.
-        ValueError: the network is not one of matrix capsules, nothing was held out, or a file is damaged.
+        ValueError: the network is not one of matrix capsules, or learned from images of two objects; nothing
+            was held out, or a file is damaged.
     """
     config, model = _network(path, device, images)
     _, validation = training_batches(config, root)
@@ -71,6 +72,8 @@ def _network(path: Path, device: torch.device, images: Path | None) -> tuple[Run
 def _refuse_others(path: Path, config: RunConfig) -> None:
     if (kind := config.model.architecture) != "matrix-capsnet":
         raise ValueError(f"{path} is a {kind}: inspect measures the activations of matrix capsules")
+    if config.data.spec.objects_per_image > 1:
+        raise ValueError(f"{path} learned from {config.data.name}: inspect measures images of one object")
 
 
 def as_json(found: Inspection) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from training.config import MatrixCapsNetConfig, ModelConfig
+from training.config import MatrixCapsNetConfig, RunConfig
 from training.models.cpu.bfloat16_convolution import has_bfloat16_instructions
 
 
@@ -52,17 +52,19 @@ def command_line() -> str:
     return shlex.join([*program(), *sys.argv[1:]])
 
 
-def hardware(device: torch.device, model: ModelConfig) -> str:
+def hardware(device: torch.device, config: RunConfig) -> str:
     """The GPU, or the processor and the number of threads, and what is trained in less than float32.
 
-    On a CPU that is no part of matrix capsules: their first convolution has few channels, the others are of
-    1x1 pixels.
+    On a CPU that is no part of matrix capsules, whose first convolution has few channels, the others being of
+    1x1 pixels, and nothing where a decoder alone is trained.
     """
     name = f"{_processor()}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-    on_cpu = has_bfloat16_instructions() and not isinstance(model, MatrixCapsNetConfig)
-    rounded = device.type == "cuda" or on_cpu
+    convolutions = config.optimizer.trained_part == "network" and not isinstance(
+        config.model, MatrixCapsNetConfig
+    )
+    rounded = device.type == "cuda" or (convolutions and has_bfloat16_instructions())
     return f"{name}, torch {torch.__version__}{', convolutions in bfloat16' if rounded else ''}"
 
 

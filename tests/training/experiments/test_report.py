@@ -15,7 +15,7 @@ import torch
 
 from tests.support.tiny_networks import tiny
 from training.cli import main
-from training.config import Block, CapsNetConfig
+from training.config import Block, RunConfig
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.experiments import EXPERIMENTS, command
 from training.experiments.form import FORMS, Form, folder_name
@@ -93,7 +93,7 @@ def test_the_report_says_how_its_rows_came_about(report, folder, drawn_mnist_roo
     assert f"- command: `{command}`\n" in report
     assert f"- seeds: {SEED}\n" in report
     assert f"- trained for: {sum(seconds) / 60:.1f} minutes, 2 networks\n" in report
-    assert f"- hardware: {provenance.hardware(torch.device('cpu'), CapsNetConfig())}\n" in report
+    assert f"- hardware: {provenance.hardware(torch.device('cpu'), RunConfig())}\n" in report
     assert f"- source commit: {provenance.source_commit()}\n" in report
 
 

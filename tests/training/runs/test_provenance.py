@@ -3,21 +3,29 @@ import subprocess
 import pytest
 import torch
 
-from training.config import CapsNetConfig, MatrixCapsNetConfig
+from training.config import MatrixCapsNetConfig, OptimizerConfig, RunConfig
 from training.runs import provenance
 
 
 @pytest.mark.parametrize("has", [True, False])
 def test_the_hardware_says_what_convolutions_are_trained_in(has, monkeypatch):
     monkeypatch.setattr(provenance, "has_bfloat16_instructions", lambda: has)
-    named = provenance.hardware(torch.device("cpu"), CapsNetConfig())
+    named = provenance.hardware(torch.device("cpu"), RunConfig())
     assert f"{torch.get_num_threads()} threads, torch {torch.__version__}" in named
     assert ("convolutions in bfloat16" in named) == has
 
 
-def test_of_matrix_capsules_no_convolution_is_trained_in_bfloat16_on_a_cpu(monkeypatch):
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig(model=MatrixCapsNetConfig("matrix-capsnet")),
+        RunConfig(optimizer=OptimizerConfig(trained_part="decoder")),
+    ],
+    ids=["matrix capsules", "a decoder alone"],
+)
+def test_nor_of_others_is_any_convolution_trained_in_bfloat16_on_a_cpu(config, monkeypatch):
     monkeypatch.setattr(provenance, "has_bfloat16_instructions", lambda: True)
-    assert "bfloat16" not in provenance.hardware(torch.device("cpu"), MatrixCapsNetConfig("matrix-capsnet"))
+    assert "bfloat16" not in provenance.hardware(torch.device("cpu"), config)
 
 
 def test_the_commit_of_another_project_around_an_installed_package_is_not_its_own(tmp_path, monkeypatch):
