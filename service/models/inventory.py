@@ -116,9 +116,9 @@ class Inventory:
         return next((entry.state for entry in self.entries(name) if entry.version == version), None)
 
     def why_not(self, name: str, version: int | None) -> str:
-        """Why a version of a loaded model does not answer, or the one that it is pinned to."""
+        """Why a version of a model does not answer, or the one that it is pinned to."""
         why = "".join(f" ({one.state}: {one.reason})" for one in self.entries(name) if one.version == version)
-        loaded = ", ".join(str(loaded) for loaded in sorted(self.loaded[name]))
+        loaded = ", ".join(str(loaded) for loaded in sorted(self.loaded.get(name, {}))) or "none"
         return f"{name} has no loaded version {shown(version)}{why}; available: {loaded}"
 
     def meant(self, name: str, version: int | None) -> int | None:

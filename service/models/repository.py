@@ -250,12 +250,13 @@ class Repository:
         self._inventory.check_servable(model, named)
         before = self._bundles.traffic.get(model)
         await self._bundles.set_traffic(model, rule)
-        if model not in self._loaded:
+        if named and model not in self._remembered.unloaded:
+            self._requested.add(model)  # only then it is known whether the versions can be loaded
+        if model in self._loaded or model in self._requested:
+            await self._update(model)
+        if model in self._remembered.unloaded:  # maybe meanwhile; the rule holds once it is loaded again
             return
-        await self._update(model)
-        if model not in self._loaded:  # it was taken down meanwhile; the rule holds once it is loaded again
-            return
-        if missing := set(named) - self._loaded[model].keys():
+        if missing := set(named) - self._loaded.get(model, {}).keys():
             # Asked now, as the model may be taken down while this waits.
             reason = self._inventory.why_not(model, missing.pop())
             await self._bundles.set_traffic(model, before)

@@ -171,7 +171,7 @@ class Bundles:
         await self._read_traffic(model)
         rule = self.traffic.get(model)
         known, now = self.versions.get(model, {}), dict[int, BundleVersion]()
-        unnamed = 0  # that come before this one
+        unnamed = 0  # that come before this one and may be served
         for version in loading_order(rule, paths):
             path = paths[version]
             bundle = BundleVersion(path, await asyncio.to_thread(_fingerprint, path))
@@ -184,7 +184,7 @@ class Bundles:
             elif is_wanted:
                 bundle = await self._checked(model, version, bundle)
             now[version] = bundle
-            unnamed += not is_ruled
+            unnamed += not is_ruled and not bundle.reason
         if now:
             self.versions[model] = now
         else:

@@ -119,6 +119,24 @@ def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
     run(scenario())
 
 
+def test_of_a_model_not_loaded_yet_the_newest_version_that_may_be_served_is_described(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "other" / "1")
+        for version in (1, 2, 3):
+            folder = write_bundle(tmp_path / "tiny" / str(version))
+            if version > 1:
+                (folder / "encoder.onnx").write_bytes(b"no graph")
+        async with opened(tmp_path, default_model="other", versions_kept=1) as repository:
+            for _ in range(2):
+                described = repository.describe("tiny", manifests=True)["versions"]
+                assert [version["state"] for version in described] == ["refused", "refused", "available"]
+                assert [version["default"] for version in described] == [False, False, True]
+                assert described[-1]["manifest"]["model"] == "tiny"
+                await repository.scan()
+
+    run(scenario())
+
+
 def test_a_version_that_was_loaded_during_a_slow_scan_stays_loaded(tmp_path, monkeypatch):
     """The scan has listed the folders before the version was there."""
     reading, go_on = threading.Event(), threading.Event()

@@ -501,6 +501,29 @@ def test_a_rule_that_cannot_hold_is_refused_for_its_reason_though_the_model_is_t
     run(scenario())
 
 
+@pytest.mark.parametrize("sound", [True, False], ids=["another one is sound", "none is"])
+def test_a_version_that_cannot_be_loaded_is_not_pinned_before_the_first_request_either(tmp_path, sound):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "other" / "1")
+        for version in (1, 2):
+            folder = write_bundle(tmp_path / "tiny" / str(version))
+            if version == 2 or not sound:
+                replace_file(folder, "samples", b"no archive")  # noticed when it is loaded
+        async with opened(tmp_path, default_model="other") as repository:
+            assert states(repository, "tiny") == {2: "available", 1: "available"}
+            with pytest.raises(RefusedModelError, match="samples"):
+                await repository.set_traffic("tiny", Traffic(pinned=2))
+            assert not (tmp_path / "tiny" / FILE).exists()
+            assert "traffic" not in repository.describe("tiny", manifests=False)
+            if sound:
+                assert await answering(repository) == 1
+                await repository.set_traffic("tiny", Traffic(pinned=1))
+            else:
+                assert loaded(repository) == ["other/1"]
+
+    run(scenario())
+
+
 def test_a_model_taken_down_while_it_is_pinned_answers_by_the_rule_once_it_is_loaded_again(tmp_path):
     async def scenario() -> None:
         for version in (1, 2, 3):
