@@ -126,8 +126,9 @@ class Client(BaseClient[httpx.Client]):
     ) -> Generator[Outcome, None, None]:
         """Classify a stream of pictures; yields one outcome for each, in order.
 
-        A picture that cannot be read, sent or classified yields a `Failed`, and the stream goes on. A service
-        that stays away, a replaced bundle or a wrong argument ends the stream with an exception. All results
+        A picture that cannot be read or classified yields a `Failed`, and the stream goes on. A service that
+        stays away, a line too slow for a picture, a replaced bundle or a wrong argument ends the stream with
+        an exception. All results
         come from one bundle. However long the stream is, memory holds `concurrency` requests and their
         outcomes. Closing the stream early waits for the requests in flight.
 

@@ -48,6 +48,11 @@ export class Explore {
     return this.model?.manifest.views === 2 ? this.pair : this.pad;
   }
 
+  /** Whether there is no image. */
+  get isEmpty() {
+    return this.#input.isEmpty;
+  }
+
   /** For links and snippets: the model, and the answer to the image that is shown, once it is there, with the files sent. */
   get state() {
     const { model } = this;

@@ -4,8 +4,9 @@ import * as api from "./api.js";
 import { ServiceError } from "./transport.js";
 
 const BATCH = 32; // images in a request
+const BATCH_BYTES = 24 * 2 ** 20; // of their files; a service takes 32 MiB unless told otherwise
 const AT_ONCE = 2; // requests
-const ABOUT_A_FILE = new Set([0, 413, 415, 422]); // statuses; 0: it cannot be read
+const ABOUT_A_FILE = new Set([0, 408, 413, 415, 422]); // statuses; 0: it cannot be read, 408: it is sent too slowly
 const ABOUT_THE_QUERY = new Set(["/problems/invalid-field", "/problems/no-decoder", "/problems/refused-model"]); // with such a status
 
 /**
@@ -18,13 +19,27 @@ const ABOUT_THE_QUERY = new Set(["/problems/invalid-field", "/problems/no-decode
  */
 export async function scoreAll(items, model, onOutcome, signal) {
   for (const item of items) if (item.error) onOutcome(item, { error: item.error });
-  const readable = items.filter(({ error }) => !error);
-  const batches = [];
-  for (let start = 0; start < readable.length; start += BATCH) batches.push(readable.slice(start, start + BATCH));
+  const batches = inBatches(items.filter(({ error }) => !error));
   const worker = async () => {
     for (let batch = batches.shift(); batch; batch = batches.shift()) await score(batch, model, onOutcome, signal);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
+}
+
+/** The items in lists for one request each. */
+function inBatches(items) {
+  const batches = [];
+  let bytes = Infinity; // of the last one
+  for (const item of items) {
+    const more = item.files.reduce((sum, { size }) => sum + size, 0);
+    if (bytes + more > BATCH_BYTES || batches.at(-1).length === BATCH) {
+      batches.push([]);
+      bytes = 0;
+    }
+    batches.at(-1).push(item);
+    bytes += more;
+  }
+  return batches;
 }
 
 async function score(batch, model, onOutcome, signal) {

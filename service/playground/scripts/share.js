@@ -1,15 +1,17 @@
 // A link that brings back what is on the screen: the view, the model, the image and the sliders.
 
 import { changed, parts } from "./address.js";
+import { byId } from "./dom.js";
 import { base64, bytes, fromBase64 } from "./picture.js";
 import { packStrokes, unpackStrokes } from "./strokes.js";
 
-/** The address of the view that is shown, and of what the explore view has. */
+/** The address of the view that is shown, and of what the explore view has; null if its image has no answer to be kept by. */
 export function linkTo(explore) {
   const { model, answer, objects, chosen } = explore.state;
   if (!model) return changed({});
   const kept = { model: model.name, version: model.version, chosen };
   const image = imageOf(explore, answer);
+  if (!image && !explore.isEmpty && !byId("explore").hidden) return null;
   if (image) Object.assign(kept, { image, objects: objects.map(({ label, moves }) => ({ label, moves })) });
   return changed({ see: pack(kept) });
 }

@@ -11,7 +11,7 @@ export function prepareTabs(onShow) {
     tab.addEventListener("click", () => showTab(name, onShow));
     tab.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
+      if (!step || event.altKey || event.ctrlKey || event.metaKey) return; // those are the browser's
       const next = TABS[(index + step + TABS.length) % TABS.length];
       showTab(next, onShow);
       byId(`tab-${next}`).focus();

@@ -9,15 +9,15 @@ const SAID_MS = 4000;
 /** Listen to the buttons. */
 export function prepareTakeaway(explore) {
   const wanted = {
-    "copy-curl": () => asCurl(explore.state),
-    "copy-python": () => asPython(explore.state),
+    "copy-curl": () => explore.state.answer && asCurl(explore.state),
+    "copy-python": () => explore.state.answer && asPython(explore.state),
     share: () => linkTo(explore),
   };
   for (const [id, make] of Object.entries(wanted))
     byId(id).addEventListener("click", async () => {
-      if (id !== "share" && !explore.state.answer) return say("There is nothing to copy yet");
-      const isCopied = await copy(await make());
-      if (!isCopied) say("The browser does not let this page copy");
+      const text = await make();
+      if (!text) return say("There is nothing to copy yet");
+      if (!(await copy(text))) say("The browser does not let this page copy");
       else say(id === "share" ? "The link is copied" : "Copied");
     });
 }

@@ -135,6 +135,20 @@ def test_the_keyboard_alone_draws_moves_a_capsule_and_changes_views(page):
     page.keyboard.press("ArrowLeft")
     assert focused(page) == "tab-score"
     expect(page.locator("#score")).to_be_visible()
+    page.keyboard.press("Control+ArrowLeft")  # the browser's own, as is Alt and an arrow
+    assert focused(page) == "tab-score"
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (390, 800)])
+def test_a_notice_covers_nothing_that_cannot_be_scrolled_away_from_it(open_page, address, size):
+    width, height = size
+    page = open_page(f"{address}/", viewport={"width": width, "height": height}, may_complain=True)
+    no_picture = {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture, " * 20}
+    page.set_input_files("#file", no_picture)
+    expect(page.locator("#notice")).to_be_visible()
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    share, notice = (page.locator(place).bounding_box() for place in ("#share", "#notice"))
+    assert share["y"] + share["height"] <= notice["y"]
 
 
 def test_a_screen_reader_hears_the_answer_and_what_a_slider_stands_for(page):

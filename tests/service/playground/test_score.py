@@ -118,6 +118,37 @@ def fail(route: Route) -> None:
     route.fulfill(status=500, headers={"Content-Type": "application/problem+json"}, body=problem)
 
 
+def test_what_took_too_long_to_send_is_sent_in_halves(page, files):
+    asked = []
+
+    def take_few(route: Route) -> None:
+        asked.append(route.request.post_data_buffer.count(b'filename="'))
+        if asked[-1] <= 2:
+            return route.continue_()
+        problem = '{"type": "/problems/slow-body", "title": "The body arrived too slowly", "status": 408}'
+        return route.fulfill(status=408, headers={"Content-Type": "application/problem+json"}, body=problem)
+
+    page.route("**/classify*", take_few)
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files[:5])
+    expect(page.locator("#score-said")).to_contain_text("5 of 5 files")
+    assert page.locator("#scores-body td.error").count() == 0
+    assert sorted(asked) == [1, 2, 2, 3, 5]
+
+
+def test_large_files_are_sent_in_requests_that_a_service_takes(page, files, tmp_path):
+    asked = []
+    page.on("request", lambda request: "/classify" in request.url and asked.append(request))
+    large = [tmp_path / file.name for file in files[:8]]
+    for file, digit in zip(large, files, strict=False):
+        file.write_bytes(digit.read_bytes() + bytes(5 * 2**20))  # which no reader of PNG looks at
+    page.click("#tab-score")
+    page.set_input_files("#score-files", large)
+    expect(page.locator("#score-said")).to_contain_text("8 of 8 files")
+    sizes = [int(request.all_headers()["content-length"]) for request in asked]
+    assert [round(size / 2**20) for size in sizes] == [20, 20]
+
+
 def test_a_model_that_is_refused_is_no_fault_of_the_files(page, files):
     asked = []
 

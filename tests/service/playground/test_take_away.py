@@ -123,6 +123,20 @@ def test_a_link_brings_back_an_opened_image_as_the_network_saw_it(copying, open_
     assert picture(restored, "#seen") == picture(copying, "#seen")
 
 
+def test_a_link_is_not_copied_without_the_image_that_is_shown(open_page, address):
+    page = open_page(f"{address}/", permissions=CLIPBOARD, may_complain=True)
+    page.wait_for_selector(".sample")
+    held = Held("**/classify*")
+    held.hold(page)
+    page.set_input_files("#file", "docs/seven.jpg")
+    expect(page.locator("#clear")).to_have_attribute("aria-disabled", "false")
+    page.click("#share")
+    expect(page.locator("#copied")).to_have_text("There is nothing to copy yet")
+    held.release()
+    assert answer(page) == "7"
+    assert "see=" in copied(page, "#share")
+
+
 def test_a_link_is_left_behind_by_what_is_drawn_later(copying, open_page):
     copying.set_input_files("#file", "docs/seven.jpg")
     assert answer(copying) == "7"
