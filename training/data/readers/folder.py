@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 from PIL import Image
+from tqdm import tqdm
 
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import PictureError, read_picture
@@ -32,6 +33,7 @@ MAX_PIXELS = 50_000_000  # of a picture; what the service takes by default
 TEST_FRACTION = 0.2
 MAX_NAMED = 10  # of the pictures that cannot be learned from, in one message
 HIDDEN = frozenset({"desktop.ini", "thumbs.db"})  # Windows hides them by an attribute, not by a dot
+SOON_S = 2  # reading that takes no longer shows no progress
 
 
 def read_folder(
@@ -66,7 +68,7 @@ def read_folder(
     kept = [in_split(paths, split) for paths in found.values()]
     facts = Preprocessing(height=size, width=size, channels=channels, polarity=POLARITY, placement=PLACEMENT)
     images = np.empty((sum(map(len, kept)), size, size, channels), np.uint8)
-    for image, picture in zip(images, _read(path for paths in kept for path in paths), strict=True):
+    for image, picture in zip(images, _read([path for paths in kept for path in paths]), strict=True):
         image[:] = np.rint(to_input(picture, facts) * 255)
     return Split(images, np.repeat(np.arange(len(kept)), [len(paths) for paths in kept]).astype(np.int64))
 
@@ -100,7 +102,7 @@ def channels_of(folder: Path) -> Literal[1, 3]:
     Raises:
         FileNotFoundError, ValueError: as `read_folder`.
     """
-    paths = (path for paths in pictures_by_class(folder).values() for path in paths)
+    paths = [path for paths in pictures_by_class(folder).values() for path in paths]
     are_gray = [_is_gray(picture) for picture in _read(paths)]  # all of them, even after one in color
     return 1 if all(are_gray) else 3
 
@@ -192,10 +194,12 @@ def digest_of_names(found: dict[str, list[Path]]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
-def _read(paths: Iterator[Path]) -> Iterator[Image.Image]:
+def _read(paths: list[Path]) -> Iterator[Image.Image]:
     """Decode pictures one after the other; after the last it says which could not be, and why."""
     wrong: list[str] = []
-    for path in paths:
+    is_other = os.environ.get("RANK", "0") != "0"  # of torchrun's processes
+    silent = True if is_other else None  # None: unless standard error is a terminal
+    for path in tqdm(paths, "reading", unit="picture", leave=False, disable=silent, delay=SOON_S):
         try:
             yield read_picture(path.read_bytes(), MAX_PIXELS)
         except PictureError as error:

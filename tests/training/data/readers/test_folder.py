@@ -1,5 +1,6 @@
 import os
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -155,6 +156,18 @@ def test_one_picture_in_color_makes_all_of_them_color(tmp_path):
     picture(1).save(root / "dog" / "color.png")
     assert channels_of(root) == 3
     assert configure(load_preset("images"), root).model.image_channels == 3
+
+
+@pytest.mark.parametrize(("rank", "is_told"), [(None, True), ("0", True), ("1", False)])
+def test_who_waits_at_a_terminal_sees_how_many_pictures_are_read(
+    pictures, monkeypatch, capsys, rank, is_told
+):
+    monkeypatch.setattr(folder_module, "SOON_S", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    channels_of(pictures)
+    assert ("reading: " in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("name", [".DS_Store", ".hidden.png", "Thumbs.db", "desktop.ini"])
