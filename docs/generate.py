@@ -108,8 +108,20 @@ def settings_table() -> str:
     rows = []
     for name, field in Settings.model_fields.items():
         assert field.default is not PydanticUndefined, f"{name} has no default"
-        rows.append((f"`{PREFIX}{name.upper()}`", default_of(field.default), meanings[name]))
+        rows.append((variable(name), default_of(field.default), with_variables(meanings[name])))
     return table(["variable", "default", "meaning"], rows)
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"`{PREFIX}{name.upper()}`"
+
+
+def with_variables(text: str) -> str:
+    """A text in which settings are named as in the environment."""
+    return re.sub(
+        r"`(\w+)`", lambda code: variable(code[1]) if code[1] in Settings.model_fields else code[0], text
+    )
 
 
 def default_of(value: object) -> str:

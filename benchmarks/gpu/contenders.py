@@ -137,7 +137,7 @@ def open_cpu(setup: Setup, *, half: bool) -> Prepare:
 
 
 def open_cuda(setup: Setup, *, half: bool, records: bool, also: dict[str, str] | None = None) -> Prepare:
-    """ONNX Runtime's CUDA provider with the service's options, and others beside them."""
+    """ONNX Runtime's CUDA provider with the service's options for float32, and others beside them."""
     providers = [(PROVIDERS["cuda"], cuda_options(records=records) | (also or {})), (PROVIDERS["cpu"], {})]
     return _slots(_session(setup, half=half, providers=providers), "cuda", records=records)
 
@@ -151,7 +151,7 @@ def open_tensorrt(setup: Setup, *, half: bool) -> Prepare:
 
 
 def open_served(setup: Setup, *, half: bool) -> Prepare:
-    """The session that the service has on this device: numpy in, numpy out."""
+    """The session that the service has on this device, with room for every batch: numpy in, numpy out."""
     is_cuda = setup.device == "cuda"
     first = (PROVIDERS["cuda"], cuda_options(records=True, half=half)) if is_cuda else (PROVIDERS["cpu"], {})
     providers = [first, (PROVIDERS["cpu"], {})] if is_cuda else [first]

@@ -65,11 +65,12 @@ agreement() {
 
 # What the service answers to a photograph.
 answers() {
-  local precision
+  local precision failed=0
   for precision in $precisions; do
-    limited 60 "$python" -m benchmarks.gpu.answers --device "$device" --precision "$precision" || return
+    limited 60 "$python" -m benchmarks.gpu.answers --device "$device" --precision "$precision" || failed=1
   done
   if [ "$device" = cuda ]; then nvidia-smi; fi
+  return "$failed"
 }
 
 parts=("$@")

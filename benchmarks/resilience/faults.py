@@ -169,7 +169,7 @@ def broken_bundle(folder: Path) -> Iterator[Row]:
     with live_process(folder / "models", folder / "log") as service:
         bundle = bundle.rename(folder / "models" / "capsnet-mnist" / "2")
         refused = until(lambda: service.metric("capsnet_model_refused", version="2") == 1)
-        yield Row(fault, "from its publishing until /models said why it is refused", refused)
+        yield Row(fault, "from its publishing until /metrics said that it is refused", refused)
         shutil.copy(BUNDLE / "encoder.onnx", bundle)
         yield Row(
             fault, "from its mending until the version first answered", until(lambda: answers(service, 2))
