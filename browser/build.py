@@ -65,7 +65,7 @@ def main() -> None:
         build(options.models, options.out)
     except (BuildError, BundleError, NpmError, RoundingError) as error:
         sys.exit(f"browser.build: {error}")
-    if options.out == PLAYGROUND and (found := sorted(faults(SITE))):
+    if _is_sites_own(options.out) and (found := sorted(faults(SITE))):
         sys.exit("\n".join(found))
     print(f"{options.out}: {_megabytes(options.out):.0f} MB")
 
@@ -85,13 +85,17 @@ def build(models: Path, out: Path) -> None:
         NpmError: the runtime cannot be installed.
     """
     bundles = bundles_in(models)
-    in_site = out == PLAYGROUND
+    in_site = _is_sites_own(out)
     if not in_site and out.exists() and (out.is_file() or any(out.iterdir())):
         raise BuildError(f"{out} is not an empty folder: choose another")
     runtime = runtime_files(ROOT / "build" / "npm")
     if in_site:
         shutil.rmtree(out, ignore_errors=True)
     _write(bundles, runtime, out, in_site)
+
+
+def _is_sites_own(out: Path) -> bool:
+    return out.resolve() == PLAYGROUND.resolve()
 
 
 def _write(bundles: list[Path], runtime: list[Path], out: Path, in_site: bool) -> None:

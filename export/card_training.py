@@ -86,6 +86,7 @@ def _held_out(data: DataConfig) -> str:
 
 def _augmentation(data: DataConfig) -> str:
     """What is done to a training image."""
+    others = "others" if data.blank_fraction else "images"
     changes = [
         "two digits of different classes over each other" if data.spec.composition == "pairs" else "",
         "anywhere in a 40x40 frame" if data.spec.composition == "shifted" else "",
@@ -98,7 +99,7 @@ def _augmentation(data: DataConfig) -> str:
         f"{data.blank_fraction:.2%} of the images blank, with no class present"
         if data.blank_fraction
         else "",
-        f"{data.scribble_fraction:.2%} of the images scribbles, noise or letters, with no class present"
+        f"{data.scribble_fraction:.2%} of the {others} scribbles, noise or letters, with no class present"
         if data.scribble_fraction
         else "",
     ]
@@ -117,7 +118,7 @@ def _warp(warp: WarpConfig | None) -> Iterator[str]:
     if warp.shear:
         yield f"shears of up to {warp.shear:g}"
     if warp.elastic_pixels:
-        yield f"elastic displacements of {warp.elastic_pixels:g} pixels"
+        yield f"elastic displacements of {warp.elastic_pixels:g} pixels at 5x5 points"
     if warp.thickness:
         yield f"strokes wider or narrower by up to {warp.thickness:g} pixels on both sides"
 

@@ -53,9 +53,9 @@ def cached_graphs(
         return
     plans = cache.expanduser() / "cpu"
     folder = plans / plan_key(graph.sha256, architecture, threads, ort.__version__)
+    _mark_used(folder)  # before it is read, or another process might remove it meanwhile
     plan = read_plan(folder)
     if plan is not None:
-        _mark_used(folder)
         yield plan, folder
         return
     if _can_write(plans):

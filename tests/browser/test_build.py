@@ -108,13 +108,15 @@ def test_a_file_or_a_folder_with_something_else_is_not_touched(tmp_path, name):
     assert letter.read_text() == "mine"
 
 
-def test_in_the_site_whatever_was_there_is_replaced(tmp_path, monkeypatch):
+@pytest.mark.parametrize("relative", [False, True])
+def test_in_the_site_whatever_was_there_is_replaced(tmp_path, monkeypatch, relative):
+    monkeypatch.chdir(tmp_path.parent)
     monkeypatch.setattr("browser.build.PLAYGROUND", tmp_path)
     monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
     monkeypatch.setattr("browser.build.write_models", lambda bundles, folder: None)
     (tmp_path / PAGE).write_text("no playground")
     (tmp_path / "engine").mkdir()
-    build(MODELS, tmp_path)
+    build(MODELS, Path(tmp_path.name) if relative else tmp_path)
     assert "../index.html" in (tmp_path / PAGE).read_text()
 
 

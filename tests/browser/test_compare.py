@@ -28,6 +28,13 @@ def test_it_prints_how_many_images_get_other_classes_and_both_test_errors(tmp_pa
     assert " % in float32 and " in ran.stdout
 
 
+def test_own_pictures_may_be_named_and_only_they(tmp_path):
+    command = [sys.executable, "-m", "browser.compare", "models/capsnet-mnist", "--images", tmp_path]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "--images is for your own pictures" in ran.stderr
+
+
 def test_a_missing_test_set_is_told_in_one_line(tmp_path):
     command = [sys.executable, "-m", "browser.compare", "models/capsnet-mnist", "--data", tmp_path]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -219,9 +219,9 @@ def test_names_and_commands_mean_nothing_to_markdown(tiny):
 def test_the_card_says_how_images_are_bent_and_what_takes_their_place(tiny):
     assert row(card_of(tiny, load_preset("digits")), "augmentation") == (
         "rotations of up to 20 degrees; each axis scaled by 0.8 to 1.2; shears of up to 0.2; elastic "
-        "displacements of 0.7 pixels; strokes wider or narrower by up to 0.5 pixels on both sides; shifts of "
-        "up to 2 pixels; contrast times 0.5 to 1.3; 6.25% of the images blank, with no class present; 18.75% "
-        "of the images scribbles, noise or letters, with no class present"
+        "displacements of 0.7 pixels at 5x5 points; strokes wider or narrower by up to 0.5 pixels on both "
+        "sides; shifts of up to 2 pixels; contrast times 0.5 to 1.3; 6.25% of the images blank, with no "
+        "class present; 18.75% of the others scribbles, noise or letters, with no class present"
     )
 
 

@@ -28,7 +28,8 @@ class WarpConfig:
         rotation_degrees: largest rotation to either side.
         scales: smallest and largest factor; each axis has its own.
         shear: largest shift of a point one pixel further down, in pixels to either side.
-        elastic_pixels: standard deviation of an elastic displacement, pixels.
+        elastic_pixels: standard deviation of an elastic displacement at the 5x5 points where it is drawn,
+            pixels; between them it is a fifth less, on average.
         thickness: how far, at most, strokes are on their way to being a pixel wider or narrower on both
             sides.
     """
@@ -71,8 +72,9 @@ class DataConfig:
         epoch_images: images in an epoch; fewer training images are repeated. None shows each once.
         blank_fraction: of the training images are shown blank, with no class present (0 in the paper). A
             network that was never shown an empty image may classify one with confidence.
-        scribble_fraction: of the training images are replaced by scribbles, noise and letters, with no
-            class present (0 in the paper), so that a network learns what is none of its classes.
+        scribble_fraction: of the training images that are not blank are replaced by scribbles, noise and
+            letters, with no class present (0 in the paper), so that a network learns what is none of its
+            classes.
         familiar: for `smallnorb` and `toys`: train on a third of the azimuths, or of the elevations, and
             measure on the others (Sec. 5.1, Hinton et al. 2018). The paper stops networks when they are
             equally good on familiar viewpoints of the test set's toys, so the `validation_images` are those;
