@@ -35,9 +35,9 @@ REPLACED = {
         f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     ),
     '<a class="quiet docs" href="docs">API</a>': DOCUMENTATION,
-    '<div id="notice"': (
+    '<main id="main"': (
         '<p class="notice banner">This page computes everything in your browser: nothing leaves your '
-        'machine. <span id="banner-progress" class="note"></span></p>\n<div id="notice"'
+        'machine. <span id="banner-progress" class="note"></span></p>\n<main id="main"'
     ),
     ' <a href="docs">The API\'s page</a> does, too.': "",
     '<button id="copy-curl" class="button">': (
@@ -65,7 +65,7 @@ def main() -> None:
         build(options.models, options.out)
     except (BuildError, BundleError, NpmError, RoundingError) as error:
         sys.exit(f"browser.build: {error}")
-    if _is_sites_own(options.out) and (found := sorted(faults(SITE))):
+    if _is_site_playground(options.out) and (found := sorted(faults(SITE))):
         sys.exit("\n".join(found))
     print(f"{options.out}: {_megabytes(options.out):.0f} MB")
 
@@ -85,7 +85,7 @@ def build(models: Path, out: Path) -> None:
         NpmError: the runtime cannot be installed.
     """
     bundles = bundles_in(models)
-    in_site = _is_sites_own(out)
+    in_site = _is_site_playground(out)
     if not in_site and out.exists() and (out.is_file() or any(out.iterdir())):
         raise BuildError(f"{out} is not an empty folder: choose another")
     runtime = runtime_files(ROOT / "build" / "npm")
@@ -94,7 +94,7 @@ def build(models: Path, out: Path) -> None:
     _write(bundles, runtime, out, in_site)
 
 
-def _is_sites_own(out: Path) -> bool:
+def _is_site_playground(out: Path) -> bool:
     return out.resolve() == PLAYGROUND.resolve()
 
 

@@ -128,9 +128,8 @@ class Client(BaseClient[httpx.Client]):
 
         A picture that cannot be read or classified yields a `Failed`, and the stream goes on. A service that
         stays away, a line too slow for a picture, a replaced bundle or a wrong argument ends the stream with
-        an exception. All results
-        come from one bundle. However long the stream is, memory holds `concurrency` requests and their
-        outcomes. Closing the stream early waits for the requests in flight.
+        an exception. All results come from one bundle. However long the stream is, memory holds
+        `concurrency` requests and their outcomes. Closing the stream early waits for the requests in flight.
 
         Args:
             pictures: as for `classify`, one by one; consumed while the stream goes on.

@@ -119,7 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="(cuda)")
     parser.add_argument("--precision", choices=["float32", "half"], default="float32", help="(float32)")
     parser.add_argument(
-        "--batch", type=option_types.positive, default=0, help="most images at a time (the service's)"
+        "--batch",
+        type=option_types.positive,
+        default=0,
+        help="maximum images per run (default: the service's)",
     )
     parser.add_argument(
         "--images", type=option_types.positive, default=10_000, help="of the test set, from the first (10000)"

@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with live_process(ROOT / "models", Path(folder) / "log", **settings) as service:
             print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
             names = [model["name"] for model in service.client.get("/models").json()["models"]]
-            as_told = [ask(service.client, name, options.precision) for name in names]
+            as_expected = [ask(service.client, name, options.precision) for name in names]
             print(service.client.get("/readyz").text, service.client.get("/models").text, sep="\n")
-    return 0 if all(as_told) else 1
+    return 0 if all(as_expected) else 1
 
 
 def ask(client: httpx.Client, model: str, precision: str) -> bool:

@@ -17,7 +17,6 @@ def leave_quietly_in_imports() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave_or_interrupt)
-        signal.signal(signal.SIGALRM, _leave_or_interrupt)
         sys.unraisablehook = _interrupt_again
 
 
@@ -30,7 +29,7 @@ def _leave_or_interrupt(number: int, frame: FrameType | None) -> None:
             break
         caller = caller.f_back
     if caller:  # in the hook Python would ignore the interrupt, too
-        _ring_soon()
+        _interrupt_soon()
     else:
         signal.default_int_handler(number, frame)
 
@@ -38,11 +37,12 @@ def _leave_or_interrupt(number: int, frame: FrameType | None) -> None:
 def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
     """Where an interrupt came while an object was taken down, Python ignores it: let it come once more."""
     if ignored.exc_type is KeyboardInterrupt:
-        _ring_soon()
+        _interrupt_soon()
     else:
         sys.__unraisablehook__(ignored)
 
 
-def _ring_soon() -> None:
-    """Let an alarm interrupt the command: a signal ends a sleep or a read, as `interrupt_main` does not."""
+def _interrupt_soon() -> None:
+    """As Ctrl-C, by an alarm: it ends a sleep or a read, as `interrupt_main` does not."""
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S)

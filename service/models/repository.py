@@ -1,12 +1,13 @@
 """The versions that are served, in line with what is on disk and with what requests ask for.
 
 The folders of CAPSNET_MODELS are looked through at the start and then every CAPSNET_RESCAN_S seconds. The
-default model is loaded at once, any other when the first request for it comes; from then on its newest
-versions are kept loaded. A new version is loaded beside the old one and only then takes the traffic; the old
-one finishes what it has begun. What is on disk decides: removing a bad version brings back the one before. A
-name or a version in a request is looked up among the bundles on disk and never becomes a path. A version that
-requests name stays loaded while they do, however many newer ones there are: a long run keeps its version. So
-does one that a model's rule names (see `service.models.traffic`), and the rule holds once that is loaded.
+default model is loaded at once, any other when the first request for it comes, or a rule that names
+versions; from then on its newest versions are kept loaded. A new version is loaded beside the old one and
+only then takes the traffic; the old one finishes what it has begun. What is on disk decides: removing a bad
+version brings back the one before. A name or a version in a request is looked up among the bundles on disk
+and never becomes a path. A version that requests name stays loaded while they do, however many newer ones
+there are: a long run keeps its version. So does one that a model's rule names (see
+`service.models.traffic`), and the rule holds once that is loaded.
 """
 
 import asyncio
@@ -229,6 +230,8 @@ class Repository:
     async def set_traffic(self, model: str, rule: Traffic | None) -> None:
         """Write which version of a model answers requests that name none; holds for all that come after this.
 
+        What the rule names is loaded first, unless an operator has taken the model down.
+
         Args:
             model: its name.
             rule: None for the newest.
@@ -251,9 +254,13 @@ class Repository:
         before = self._bundles.traffic.get(model)
         await self._bundles.set_traffic(model, rule)
         if named and model not in self._remembered.unloaded:
-            self._requested.add(model)  # only then it is known whether the versions can be loaded
+            self._requested.add(model)  # only loading shows whether the versions can be served
         if model in self._loaded or model in self._requested:
-            await self._update(model)
+            try:
+                await self._update(model)
+            except NotReadyError:
+                await self._bundles.set_traffic(model, before)
+                raise
         if model in self._remembered.unloaded:  # maybe meanwhile; the rule holds once it is loaded again
             return
         if missing := set(named) - self._loaded.get(model, {}).keys():

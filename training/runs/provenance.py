@@ -61,10 +61,10 @@ def hardware(device: torch.device, config: RunConfig) -> str:
     name = f"{_processor()}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-    convolutions = config.optimizer.trained_part == "network" and not isinstance(
+    trains_convolutions = config.optimizer.trained_part == "network" and not isinstance(
         config.model, MatrixCapsNetConfig
     )
-    rounded = device.type == "cuda" or (convolutions and has_bfloat16_instructions())
+    rounded = device.type == "cuda" or (trains_convolutions and has_bfloat16_instructions())
     return f"{name}, torch {torch.__version__}{', convolutions in bfloat16' if rounded else ''}"
 
 

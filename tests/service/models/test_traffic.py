@@ -22,6 +22,7 @@ from service.models.traffic import (
     read_traffic,
     write_traffic,
 )
+from service.models.version_loader import VersionLoader
 from tests.support.repositories import loaded, opened, run, states
 from tests.support.tiny_bundle import replace_file, write_bundle
 
@@ -520,6 +521,25 @@ def test_a_version_that_cannot_be_loaded_is_not_pinned_before_the_first_request_
                 await repository.set_traffic("tiny", Traffic(pinned=1))
             else:
                 assert loaded(repository) == ["other/1"]
+
+    run(scenario())
+
+
+def test_a_rule_is_taken_back_where_the_device_is_away(tmp_path, monkeypatch):
+    async def no_device(*_, **__):
+        raise NotReadyError("there is no CUDA device")
+
+    async def scenario() -> None:
+        write_bundle(tmp_path / "other" / "1")
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path, default_model="other") as repository:
+            with monkeypatch.context() as patch:
+                patch.setattr(VersionLoader, "load", no_device)
+                with pytest.raises(NotReadyError, match="no CUDA device"):
+                    await repository.set_traffic("tiny", Traffic(pinned=1))
+            assert not (tmp_path / "tiny" / FILE).exists()
+            await repository.set_traffic("tiny", Traffic(pinned=1))
+            assert await answering(repository) == 1
 
     run(scenario())
 

@@ -143,10 +143,15 @@ def test_the_keyboard_alone_draws_moves_a_capsule_and_changes_views(page):
 def test_a_notice_covers_nothing_that_cannot_be_scrolled_away_from_it(open_page, address, size):
     width, height = size
     page = open_page(f"{address}/", viewport={"width": width, "height": height}, may_complain=True)
-    no_picture = {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture, " * 20}
+    no_picture = {
+        "name": f"{'long name, ' * 20}.png",
+        "mimeType": "image/png",
+        "buffer": b"no picture, " * 20,
+    }
     page.set_input_files("#file", no_picture)
-    expect(page.locator("#notice")).to_be_visible()
+    expect(page.locator("#notice")).to_be_in_viewport(ratio=1)
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    expect(page.locator("#notice")).to_be_in_viewport(ratio=1)
     share, notice = (page.locator(place).bounding_box() for place in ("#share", "#notice"))
     assert share["y"] + share["height"] <= notice["y"]
 

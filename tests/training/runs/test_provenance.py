@@ -23,7 +23,7 @@ def test_the_hardware_says_what_convolutions_are_trained_in(has, monkeypatch):
     ],
     ids=["matrix capsules", "a decoder alone"],
 )
-def test_nor_of_others_is_any_convolution_trained_in_bfloat16_on_a_cpu(config, monkeypatch):
+def test_where_no_convolution_is_trained_in_bfloat16_none_is_named(config, monkeypatch):
     monkeypatch.setattr(provenance, "has_bfloat16_instructions", lambda: True)
     assert "bfloat16" not in provenance.hardware(torch.device("cpu"), config)
 
