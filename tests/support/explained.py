@@ -11,6 +11,7 @@ import torch
 from export.contract.manifest import Manifest, Preprocessing
 from export.graph import EncoderGraph, pose_shape
 from export.to_onnx import TRACED_BATCH, to_onnx
+from tests.support.exported_once import exported_once
 from tests.support.random_encoders import CONFIGURATIONS, SMALL
 from training.config import CapsNetConfig, MatrixCapsNetConfig
 from training.models.build import build
@@ -68,7 +69,8 @@ def matrix_network(name: str) -> tuple[MatrixCapsNet, onnx.ModelProto, Manifest]
         if "beta" in path:
             torch.nn.init.normal_(parameter, std=0.1 if "beta_u" in path else 1e-3)
     calibrate(model, torch.rand(8, 2, size, size))
-    encoder = to_onnx(EncoderGraph(model), (torch.rand(TRACED_BATCH, size, size, 2),))
+    pixels = torch.rand(TRACED_BATCH, size, size, 2)
+    encoder = exported_once(f"matrix capsules, {name}", lambda: to_onnx(EncoderGraph(model), (pixels,)))
     return model, encoder, manifest_of(model.config, pose_shape(model))
 
 

@@ -17,6 +17,7 @@ from export.graph import EncoderGraph
 from export.optimize.encoder import Encoder, read_encoder
 from export.optimize.toom_cook_1d import Convolution
 from export.to_onnx import TRACED_BATCH, to_onnx
+from tests.support.exported_once import exported_once
 from training.config import CapsNetConfig, StemConvolution
 from training.models.capsnet import CapsNet
 from training.models.capsules import ClassCapsules, PrimaryCapsules
@@ -54,7 +55,8 @@ def random_encoder(name: str) -> onnx.ModelProto:
     torch.manual_seed(0)
     model = CapsNet(CapsNetConfig(**(SMALL | CONFIGURATIONS[name])))
     config = model.config
-    return exported(model, (config.image_size, config.image_size, config.image_channels))
+    shape = config.image_size, config.image_size, config.image_channels
+    return exported_once(f"capsnet, {name}", lambda: exported(model, shape))
 
 
 def architecture_of(config: CapsNetConfig) -> CapsNetArchitecture:
@@ -100,7 +102,7 @@ def oblong_encoder() -> onnx.ModelProto:
     model.primary_caps = PrimaryCapsules(5, 3, 6)
     model.primary_caps.conv = torch.nn.Conv2d(5, 18, (4, 6), (1, 3))
     model.class_caps = ClassCapsules(3 * 9 * 5, 6, 4, 5, iterations=2, bias=True)
-    return exported(model, (27, 23, 2))
+    return exported_once("capsnet, oblong", lambda: exported(model, (27, 23, 2)))
 
 
 def exported(model: CapsNet, shape: tuple[int, int, int]) -> onnx.ModelProto:
