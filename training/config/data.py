@@ -29,7 +29,7 @@ class WarpConfig:
         scales: smallest and largest factor; each axis has its own.
         shear: largest shift of a point one pixel further down, in pixels to either side.
         elastic_pixels: standard deviation of an elastic displacement at the 5x5 points where it is drawn,
-            pixels; between them it is a fifth less, on average.
+            pixels; between them it is about a fifth less, on average.
         thickness: how far, at most, strokes are on their way to being a pixel wider or narrower on both
             sides.
     """

@@ -5,7 +5,7 @@ import { byId } from "./dom.js";
 import { base64, bytes, fromBase64 } from "./picture.js";
 import { packStrokes, unpackStrokes } from "./strokes.js";
 
-/** The address of the view that is shown, and of what the explore view has; null if its image has no answer to be kept by. */
+/** The address of the view that is shown, and of what the explore view has; null if it cannot hold the image that is shown. */
 export function linkTo(explore) {
   const { model, answer, objects, chosen } = explore.state;
   if (!model) return changed({});

@@ -519,6 +519,7 @@ def test_a_version_that_cannot_be_loaded_is_not_pinned_before_the_first_request_
             if sound:
                 assert await answering(repository) == 1
                 await repository.set_traffic("tiny", Traffic(pinned=1))
+                assert repository.describe("tiny", manifests=False)["traffic"] == {"pinned": 1}
             else:
                 assert loaded(repository) == ["other/1"]
 
